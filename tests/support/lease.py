@@ -7,6 +7,7 @@ from reserve_gpu.features.lease.timer import LeaseTimer
 from tests.support.here import feature
 from tests.support.processes import wait_for
 
+ENDS = '[limits]\ntime = "24h"\nidle = "2h"\n'  # a rules file
 IMPORTS = """
 import threading, time
 from reserve_gpu.features.lease.lease_notices import Action

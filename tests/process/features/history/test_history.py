@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.features.history import recorder
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.model.requests import End
 from tests.support.history import history_folder, logged_lines, open_lines
@@ -22,7 +21,6 @@ from tests.support.locked import held
 from tests.support.machine import LIMIT_S
 from tests.support.main import run_command
 from tests.support.processes import US, queue, wait_for
-from tests.support.unread import full_pipe
 from tests.support.users import DAEMON, NOBODY, as_user, child_of, for_users
 
 if TYPE_CHECKING:
@@ -100,29 +98,6 @@ def test_next_reservation_closes_the_page_of_a_killed_process(logged: Here) -> N
             os.kill(forked, signal.SIGKILL)
 
 
-BEGIN_AND_END = """
-import os, reserve_gpu
-from reserve_gpu.log import log_writer, places
-from reserve_gpu.log.log_writer import Page
-lost = 0
-for _ in range(3000):
-    log_writer.close_lost(folder := places.to_write(None))
-    page = Page.new(folder)
-    lost += not os.fstat(page.descriptor).st_nlink
-    page.remove()
-lost
-"""
-
-
-def test_concurrent_processes_lose_no_pages(logged: Here) -> None:
-    """Processes that create pages while others close lost pages keep theirs."""
-    with logged.child() as one, logged.child() as other:
-        one.send(BEGIN_AND_END)
-        other.send(BEGIN_AND_END)
-        answers = one.answer(), other.answer()
-    assert [(answer.value, answer.text) for answer in answers] == [(0, ""), (0, "")]
-
-
 LOG_CONSTANTLY = """
 import json, os, sys, time
 import reserve_gpu
@@ -167,9 +142,6 @@ def test_process_killed_at_any_moment_is_logged(logged: Here) -> None:
     assert not open_lines(logged)
 
 
-# -- commands and kernels --------------------------------------------------------------------------
-
-
 def test_command_is_logged(logged: Here) -> None:
     done = run_command(logged, "--note", "sweep", "--", "sleep", "1.2", RESERVE_GPU_AGENT="claude")
     assert done.returncode == 0
@@ -189,40 +161,12 @@ def test_background_process_of_a_command_is_logged(logged: Here) -> None:
     assert logged_lines(logged)[0]["seconds"] >= 2.0
 
 
-def is_long_enough(here: Here) -> bool:
-    """Return whether the current reservation is old enough to be logged."""
-    found = open_lines(here)
-    return bool(found) and time.time() > found[0]["since"] + recorder.LEAST_S
-
-
-def test_killed_command_is_logged(logged: Here) -> None:
-    argv = [*US, "run", "-q", "--", "sleep", "600"]
-    with logged.running(*argv, environ=logged.environ(), stdout=subprocess.DEVNULL) as process:
-        wait_for(lambda: is_long_enough(logged))
-        process.kill()
-        process.wait()
-        wait_for(lambda: logged_lines(logged))
-    assert [line["how"] for line in logged_lines(logged)] == [End.EXIT.value]
-
-
 def test_python_command_is_logged_once(logged: Here) -> None:
     """A command that loads this package does not log its reservation again."""
     code = "import reserve_gpu, time; print(reserve_gpu.current()); time.sleep(1.2)"
     assert "GPU0" in run_command(logged, "--", sys.executable, "-c", code).stdout
     wait_for(lambda: not open_lines(logged))
     assert len(logged_lines(logged)) == 1
-
-
-def test_restart_of_a_kernel_is_logged(logged: Here) -> None:
-    """The old kernel ends its line, and the new kernel starts another line."""
-    with logged.kernel() as kernel:
-        kernel.run("%reserve_gpu")
-        wait_for(lambda: is_long_enough(logged))
-        kernel.restart()
-        kernel.load()
-        assert [line["how"] for line in logged_lines(logged)] == [End.RESTART.value]
-        kernel.run("%reserve_gpu")
-        wait_for(lambda: len(open_lines(logged)) == 1)
 
 
 def test_kernel_that_starts_with_a_gpu_logs_it_once(logged: Here) -> None:
@@ -236,15 +180,6 @@ def test_kernel_that_starts_with_a_gpu_logs_it_once(logged: Here) -> None:
     done = logged.command(*start, sys.executable, "-c", code, "-f", file)
     assert done.stdout == "True 1\n", done.stderr
     assert not [line for line in logged_lines(logged) if line["how"] != End.EXIT.value]
-
-
-def test_joined_process_is_not_logged(logged: Here) -> None:
-    with logged.child() as one:
-        one.reserve()
-        one.run(LOG)
-        assert logged.command(*US, "join", "--", "true").returncode == 0
-        assert len(open_lines(logged)) == 1
-    assert not logged_lines(logged)
 
 
 @pytest.mark.parametrize(("limit_s", "how"), [(60, End.GRANTED), (0.5, End.GAVE_UP)])
@@ -292,10 +227,9 @@ def spoil_with_permissions(_folder: Path, month: Path) -> None:
         spoil_with_a_link,
         spoil_with_a_hard_link,
         lambda _, month: os.mkfifo(month),
-        lambda _, month: month.mkdir(),
         spoil_with_permissions,
     ],
-    ids=["link", "hard link", "pipe", "directory", "permissions"],
+    ids=["link", "hard link", "pipe", "permissions"],
 )
 def test_unsafe_file_is_not_written(logged: Here, spoil: Callable[[Path, Path], object]) -> None:
     """A reservation succeeds although its line can't be written, and one warning is logged."""
@@ -327,20 +261,6 @@ def test_full_disk_does_not_prevent_a_reservation(logged: Here) -> None:
             one.run(LOG)
             assert one.run("reserve_gpu.release()").error is None
         assert one.run("log.getvalue().count('history')").value == 1
-
-
-def test_full_stderr_does_not_prevent_an_exit(logged: Here) -> None:
-    """A process that can't write its history exits although its stderr is a full pipe."""
-    (logged.home / ".local").touch()
-    reader, writer = full_pipe()
-    script = "import reserve_gpu\nreserve_gpu.reserve()"
-    with logged.running(
-        sys.executable, "-c", script,
-        environ=logged.environ(), stdout=subprocess.DEVNULL, stderr=writer,
-    ) as process:  # fmt: skip
-        assert process.wait(LIMIT_S) == 0
-    for each in (reader, writer):
-        os.close(each)
 
 
 # -- other users -----------------------------------------------------------------------------------

@@ -8,17 +8,14 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
 from reserve_gpu.features.lease.timer import waiters_for
-from tests.support.descriptors import BEFORE, assert_all_are_told
-from tests.support.executor import LOCK_IMPORTS
 from tests.support.lease import IMPORTS, wait_for_action
-from tests.support.locked import held, locked
+from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import US, queue, wait_for
 from tests.support.unread import full_pipe
@@ -47,59 +44,13 @@ while sum(thread.name == "reserve_gpu end" for thread in threading.enumerate()) 
     time.sleep(0.01)
 session().run(int)
 """
-UNATTENDED = """
-import time
-
-import nbformat
-from nbclient import NotebookClient
-
-import reserve_gpu
-
-
-def wait_for_the_end(cell, cell_index):
-    until = time.monotonic() + 60
-    while cell_index == 2 and reserve_gpu.status().rows[0].holders and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-codes = ["%load_ext reserve_gpu", "%reserve_gpu --for 1s"]
-codes += ["import os; print('sees [' + os.environ['CUDA_VISIBLE_DEVICES'] + ']')"]
-book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in codes])
-NotebookClient(book, kernel_name="python3", on_cell_start=wait_for_the_end).execute()
-for cell in book.cells[1:]:
-    print(cell.outputs)
-"""
 SOON_S = 0.2
-NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def is_overdue(machine: Machine) -> bool:
     """Return whether other processes see that the holder of the first GPU is overdue."""
     status = json.loads(machine.command(*US, "status", "--json").stdout)
     return any(holder["overdue"] for holder in status["devices"][0]["holders"])
-
-
-def displays(kernel: Kernel, message: str) -> list[dict[str, Any]]:
-    """Return the messages of a started cell that show or replace a display."""
-    found = []
-    while True:
-        part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
-        if part["parent_header"].get("msg_id") != message:
-            continue
-        if part["msg_type"] in ("display_data", "update_display_data"):
-            found.append(part)
-        elif part["content"].get("execution_state") == "idle":
-            return found
-
-
-def replacements(kernel: Kernel, last: str) -> list[str]:
-    """Return the texts that replace displays, up to one that contains the given text."""
-    texts = [""]
-    while last not in texts[-1]:
-        message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
-        if message["msg_type"] == "update_display_data":
-            texts.append(message["content"]["data"]["text/plain"])
-    return texts
 
 
 @contextmanager
@@ -147,33 +98,6 @@ def test_stopped_waiter_does_not_count(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
-def test_waiter_sees_the_device_that_ends_first(here: Here) -> None:
-    with here.child() as later, here.child() as sooner, here.child() as waiter:
-        later.reserve("0, for_='5h'")
-        sooner.reserve("1, for_='2h'")
-        waiter.run(
-            "seen = []\ndef stop(waiting):\n    seen.append(waiting)\n    raise KeyboardInterrupt\n"
-            "reserve_gpu.reserve(wait=60, progress=stop)"
-        )
-        text = waiter.run(
-            "from reserve_gpu.render import pictures; str(pictures.wait(seen[0]))"
-        ).value
-    assert "GPU1, reserved until " in text.splitlines()[-1]
-
-
-def test_wait_for_another_device_does_not_delay_the_end(here: Here) -> None:
-    with here.child() as child, here.child() as other:
-        other.reserve("1")
-        child.run("reserve_gpu.reserve('0', for_=0.5)")
-        child.send("reserve_gpu.reserve(count=2, wait=60)")
-        wait_for(lambda: queue(here))
-        wait_for(lambda: held(here) == [1])
-        child.kill()
-
-
-# -- scripts ---------------------------------------------------------------------------------------
-
-
 def test_script_logs_the_end(machine: Machine) -> None:
     """A script without cells logs the end to stderr, and its child processes that see the GPU."""
     done = machine.python(
@@ -188,12 +112,6 @@ def test_script_logs_the_end(machine: Machine) -> None:
     assert f"-c input() (pid {done.stdout.strip()})" in done.stderr
 
 
-def test_script_logs_once_that_it_is_overdue(busy: Machine) -> None:
-    wait = WAIT_FOR_ACTION.format("MARK_OVERDUE")
-    done = busy.python(f"import reserve_gpu\n{IMPORTS}\n{OVERDUE}\n{wait}")
-    assert done.stderr.count("overdue since") == 1
-
-
 def test_cuda_that_is_starting_keeps_the_device(busy: Machine) -> None:
     """A cuInit that has read the variables before the end keeps the GPU."""
     busy.write(f"{busy.scenario.read_text()}\ndelay cuInit * 1")
@@ -205,17 +123,6 @@ def test_cuda_that_is_starting_keeps_the_device(busy: Machine) -> None:
         wait_for(lambda: child.run("session().held.overdue").value)
         assert child.visible() == "0"
         assert locked(busy.locks)
-
-
-def test_loaded_cuda_library_does_not_keep_the_device(busy: Machine) -> None:
-    """The variables are emptied before the release, in case CUDA starts meanwhile."""
-    with busy.child() as child:
-        child.run("import ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
-        child.run("reserve_gpu.reserve(for_=0.2)")
-        wait_for(lambda: child.visible() == "")
-        assert locked(busy.locks)
-        wait_for(lambda: not locked(busy.locks))
-        assert child.run("cuda.cuInit(0)").value == NO_DEVICE
 
 
 def test_child_process_on_the_device_keeps_it(busy: Machine) -> None:
@@ -302,52 +209,6 @@ def test_killed_process_leaves_no_lease(busy: Machine, options: str, code: str) 
         assert not is_overdue(busy)
 
 
-def test_refused_request_does_not_extend_the_lease(busy: Machine) -> None:
-    with busy.child() as child:
-        child.run(f"first = reserve_gpu.reserve('0,1', for_='1h'); {USE_GPU}")
-        until = child.run("first.lease.until").value
-        assert child.run("reserve_gpu.reserve('1,0', for_='3h')").error == "TooLateError"
-        assert child.run("first.lease.until").value == until
-
-
-def test_background_process_is_a_descendant(machine: Machine) -> None:
-    """A process that a kernel starts with `nohup ... &` has the kernel's session."""
-    machine.write("gpu\n")
-    with machine.child() as child:
-        child.run("os.setsid()")  # as Jupyter starts a kernel
-        child.run("os.system('nohup sleep 1000 >/dev/null 2>&1 & echo $! > pid')")
-        wait_for(lambda: (machine.folder / "pid").read_text().strip())
-        pid = int((machine.folder / "pid").read_text())
-        try:
-            machine.write(f"gpu\n  compute {pid} 300\n")
-            child.run("import reserve_gpu.allocation.snapshot")
-            child.run("reserve_gpu.reserve('0')")
-            (row,) = child.run("reserve_gpu.status().to_dict()['devices']").value
-            assert row["is_used_without_reservation"] is False
-            assert [process["has_reserved"] for process in row["processes"]] == [True]
-        finally:
-            os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("before", BEFORE)
-def test_missing_descriptors_are_reported(machine: Machine, before: str) -> None:
-    assert_all_are_told(machine, before, "for_='1h'")
-
-
-def test_lease_ends_if_the_import_lock_is_held(machine: Machine) -> None:
-    """A lease begins and ends although a signal handler has left Python's import lock acquired."""
-    with machine.child() as child:
-        child.run(LOCK_IMPORTS)
-        assert child.reserve("'1', for_='1h'").error is None
-        assert child.run("reserve_gpu.release()\nreserve_gpu.current()").value is None
-        assert child.reserve("for_=0.5").error is None
-        wait_for(lambda: child.run("reserve_gpu.current() is None").value)
-        assert child.visible() == ""
-
-
-# -- the end of a process --------------------------------------------------------------------------
-
-
 @pytest.mark.promise
 def test_script_is_ended_after_before_end(busy: Machine) -> None:
     """With `end_kernel`, SIGTERM follows all before_end() functions, even if some fail or hang."""
@@ -400,33 +261,6 @@ def test_before_end_may_extend_the_lease(busy: Machine) -> None:
     assert (done.returncode, done.stdout) == (0, "GPU0\n"), done
 
 
-def test_before_end_is_called_at_each_end(busy: Machine) -> None:
-    """A function that extends the lease is called again at the next end, which ends the process."""
-    done = busy.python(
-        f"import reserve_gpu\n{IMPORTS}\n"
-        "calls = []\n"
-        "@reserve_gpu.before_end\n"
-        "def save():\n"
-        "    calls.append(len(calls))\n"
-        "    print(calls, flush=True)\n"
-        "    if len(calls) > 1:  # the first end is canceled, and must not affect this one\n"
-        + indent(WAIT_FOR_ENDS.format(1), " " * 8)
-        + "    else:\n"
-        "        reserve_gpu.reserve(for_=0.2)\n"
-        "        while len(calls) == 1: time.sleep(0.01)\n"
-        f"{END_PROCESS}\n"
-        "time.sleep(60)"
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[0]\n[0, 1]\n"), done
-
-
-def test_process_ends_after_before_end_releases(busy: Machine) -> None:
-    with busy.child() as child:
-        child.run("reserve_gpu.before_end(lambda: reserve_gpu.release())")
-        child.run(END_PROCESS)
-        assert child.process.wait(LIMIT_S) == -signal.SIGTERM
-
-
 def test_before_end_replaces_a_function_of_the_same_name(busy: Machine) -> None:
     """A cell that is run again replaces its named function; lambdas are added."""
     with busy.child() as child:
@@ -462,97 +296,12 @@ def test_process_ends_if_no_thread_can_start(machine: Machine) -> None:
     assert machine.python(code).returncode == -signal.SIGTERM
 
 
-# -- kernels ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_output_of_the_reserving_cell_is_updated(machine: Machine) -> None:
-    """The output of the cell that has reserved changes at a warning and at the end."""
-    with notebook(machine, "--for 4s") as kernel:
-        texts = replacements(kernel, "GPU0 ended at")
-        assert any("ends at" in text for text in texts)
-        assert "visible ''" in kernel.run(
-            "import os; print('visible', repr(os.environ['CUDA_VISIBLE_DEVICES']))"
-        ).stdout  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "last"),
-    [
-        ("--for 0.5s", "ended at"),
-        pytest.param("--for 1h", "was released", marks=pytest.mark.full),
-    ],
-)
-@pytest.mark.parametrize("next_options", ["", "--for 1h"])
-def test_last_message_is_not_replaced_by_the_next_reservation(
-    machine: Machine, options: str, last: str, next_options: str
-) -> None:
-    with notebook(machine, options) as kernel:
-        if last == "was released":
-            assert last in kernel.run("%reserve_gpu --release").shown
-        else:
-            replacements(kernel, last)
-        reserving = kernel.run(f"%reserve_gpu {next_options}").shown
-        assert reserving.count("yours until") == bool(next_options)
-        assert "was released" not in reserving
-        shown = kernel.run("%reserve_gpu --release").shown
-        assert shown.count("was released") == bool(next_options)
-
-
-def test_all_reserving_cells_share_a_display(machine: Machine) -> None:
-    """Each cell that extends or repeats a reservation shows the same display."""
-    with machine.kernel() as kernel:
-        shown = [
-            displays(kernel, kernel.start(f"%reserve_gpu {options}"))[-1]["content"]
-            for options in ("--for 1h", "--for 2h", "", "--release")
-        ]
-    assert len({content["transient"]["display_id"] for content in shown}) == 1
-    texts = [content["data"]["text/plain"] for content in shown]
-    assert ["yours until" in text for text in texts] == [True, True, True, False]
-    assert "released" in texts[-1]
-
-
-@pytest.mark.ipython
-def test_capture_does_not_capture_the_end(machine: Machine) -> None:
-    """The end is shown in the output of the reserving cell, not in the running cell's."""
-    (machine.folder / "on").touch()
-    end = "reserve_gpu.reserve(for_=0.5, progress=None)"
-    wait = "while os.path.exists('on'): time.sleep(0.01)"
-    with notebook(machine, "--for 1h") as kernel:
-        cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
-        assert replacements(kernel, "when the running cell ends")
-        (machine.folder / "on").unlink()
-        kernel.finish(cell)
-        assert kernel.run("print(captured.outputs)").stdout == "[]\n"
-
-
-@pytest.mark.xdist_group("nbclient")  # importing nbformat takes seconds if JupyterLab is installed
-@pytest.mark.full
-def test_nbclient_stores_the_end(machine: Machine) -> None:
-    """A lease that ends between two cells is shown by the next cell, and stored in the notebook.
-
-    nbclient ignores updates between cells.
-    """
-    pytest.importorskip("nbclient")
-    reserving, next_cell = machine.python(UNATTENDED).stdout.splitlines()
-    assert "GPU0 ended at" in reserving  # replaced
-    assert "GPU0 ended at" in next_cell
-    assert "sees []" in next_cell
-
-
 def test_overdue_kernel_shows_it_in_each_cell(busy: Machine) -> None:
     """A kernel that has started CUDA keeps its GPU, and shows this until the lease is extended."""
     with notebook(busy, f"--for 1s\n{USE_GPU}") as kernel:
         wait_for(lambda: is_overdue(busy), 0.2)
         for _ in range(2):
             assert "overdue since" in kernel.run("1").all
-        new = [
-            each
-            for each in displays(kernel, kernel.start("%reserve_gpu"))
-            if "update" not in each["msg_type"]
-        ]
-        assert sum("overdue since" in str(each) for each in new) == 1
-        assert "is yours" not in str(new)
         assert kernel.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])").stdout == "0\n"
         kernel.run("%reserve_gpu --for 1h")
         assert "overdue" not in kernel.run("1").all

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.render.notices import LEASE_EXPIRED
-from tests.support.joining import JOIN, SESSION, guest, guest_of, join
+from tests.support.joining import JOIN, SESSION, guest, join
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S
 from tests.support.processes import wait_for
@@ -59,19 +59,6 @@ def test_joining_does_not_extend_the_rules_time(here: Here) -> None:
         wait_for(lambda: held(here) == [])
         assert time.time() < until + LIMIT_S / 2
         assert one.visible() == ""
-
-
-def test_joined_process_can_not_reserve_after_the_rules_time(here: Here) -> None:
-    """A joined process that runs CUDA after its holder has ended must release the GPU first."""
-    with here.child() as holder, guest_of(here, holder) as other:
-        other.run(START_CUDA)
-        here.rules.write_text('[limits]\ntime = "1s"\n')
-        end = time.time() + 1
-        holder.kill()
-        wait_for(lambda: time.time() > end)
-        answer = other.reserve()
-        assert answer.error == "RequestError"
-        assert 'time = "1s"' in answer.text
 
 
 def test_overdue_reservation_can_not_be_joined(here: Here) -> None:

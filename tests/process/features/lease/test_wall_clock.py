@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.admin_rules import ENDS
+from tests.support.lease import ENDS
 from tests.support.processes import US, wait_for
 from tests.support.wall_clock import WallClock
 

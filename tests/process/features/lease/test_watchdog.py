@@ -16,7 +16,7 @@ import pytest
 
 from reserve_gpu.system import subprocesses, watchdog
 from tests.support.locked import locked
-from tests.support.machine import LIMIT_S, program
+from tests.support.machine import LIMIT_S
 from tests.support.processes import US, is_running, wait_for
 
 if TYPE_CHECKING:
@@ -118,9 +118,6 @@ def timed(machine: Machine, code: str, *seconds: float) -> Iterator[subprocess.P
     wait_for(lambda: not watchdogs(process.pid))
 
 
-# -- the command's own end -------------------------------------------------------------------------
-
-
 @pytest.mark.promise
 @pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)])
 def test_exit_code_is_that_of_the_command(machine: Machine, line: str, code: int) -> None:
@@ -139,12 +136,6 @@ def test_killed_command_leaves_no_watchdog_and_no_reservation(machine: Machine) 
     assert not locked(machine.locks)
 
 
-def test_only_a_command_with_an_end_has_a_watchdog(machine: Machine) -> None:
-    for options, count in (((), 0), (("--until", "tomorrow"), 1)):
-        with started(machine, *US, "run", *options, *SLEEP) as process:
-            assert len(watchdogs(process.pid)) == count
-
-
 @pytest.mark.parametrize(("options", "count"), [((), 0), (("--end-kernel",), 1)])
 def test_inherited_end_needs_end_kernel(
     machine: Machine, options: tuple[str, ...], count: int
@@ -153,9 +144,6 @@ def test_inherited_end_needs_end_kernel(
     kernel = (*US, "kernel", "start", "--for=4h", *options)
     with started(machine, *kernel, "--", *US, "run", *SLEEP) as process:
         assert len(watchdogs(process.pid)) == count
-
-
-# -- the end of its time ---------------------------------------------------------------------------
 
 
 @pytest.mark.promise
@@ -193,25 +181,6 @@ def test_command_that_ignores_sigterm_is_killed(machine: Machine) -> None:
         assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
-def test_command_is_not_killed_early(machine: Machine) -> None:
-    with timed(machine, NOTES, 0, 60) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"asked\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        assert len(watchdogs(process.pid)) == 1
-
-
-@pytest.mark.full
-def test_stopped_command_continues_to_save(machine: Machine) -> None:
-    with timed(machine, SAVES, 1, 60) as process:
-        wait_for(lambda: watchdogs(process.pid))
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        assert process.communicate(timeout=LIMIT_S)[0] == b"saved\n"
-        assert process.returncode == 0
-
-
 # -- the watchdog ----------------------------------------------------------------------------------
 
 
@@ -222,12 +191,6 @@ def test_watchdog_holds_no_files_of_the_command(machine: Machine) -> None:
         wait_for(lambda: open_files(pid) == {"/dev/null", "anon_inode:[pidfd]"})
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
         assert os.getsid(pid) != os.getsid(process.pid)
-
-
-def test_command_does_not_wait_for_its_watchdog(machine: Machine) -> None:
-    code = "import os; os.wait()"
-    done = machine.command(*US, "run", "--for", "4h", "--", sys.executable, "-c", code)
-    assert "ChildProcessError" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -318,24 +281,3 @@ def test_ctrl_c_interrupts_only_the_command(machine: Machine) -> None:
         screen.read_to("3 in all")
         assert screen.process.wait(LIMIT_S) == 0
         wait_for(lambda: not is_running(pid))
-
-
-@pytest.mark.skipif(not program("bash"), reason="bash is not installed")
-def test_ctrl_z_stops_only_the_command(machine: Machine) -> None:
-    """`fg` continues the command with its terminal."""
-    with terminal(machine, "bash", "--norc", "--noprofile", "--noediting", "-i") as screen:
-        line = " ".join([*US, "run", "--for", "1h", "--", "sh", "-c"])
-        screen.read_to("prompt> ")
-        screen.type(f"{line} 'echo begun here; exec cat'\n")
-        screen.read_to("begun here\r\n")
-        screen.type("\x1a")
-        screen.read_to("Stopped")
-        screen.read_to("prompt> ")
-        screen.type("fg\n")
-        screen.read_to("cat'\r\n")
-        screen.type("word\n")
-        screen.read_to("word\r\nword\r\n")
-        screen.type("\x04")
-        screen.read_to("prompt> ")
-        screen.type("echo code=$?\n")
-        screen.read_to("code=0")

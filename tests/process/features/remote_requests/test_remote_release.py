@@ -33,9 +33,6 @@ START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 PRINT_VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 
 
-# -- notebooks -------------------------------------------------------------------------------------
-
-
 @pytest.mark.ipython
 @pytest.mark.promise
 def test_notebook_releases_its_gpu_on_request(two: Two) -> None:
@@ -56,7 +53,7 @@ def test_notebook_releases_its_gpu_on_request(two: Two) -> None:
     assert "CUDA_VISIBLE_DEVICES = '0'" in two.first.run("%reserve_gpu").stdout
 
 
-@pytest.mark.parametrize("name", ["1", "GPU1", "train.ipynb", "train", "PID", ""])
+@pytest.mark.parametrize("name", ["1", "train", "PID", ""])
 def test_reservation_is_named_by_gpu_notebook_or_pid(two: Two, name: str) -> None:
     """The only reservation needs no name."""
     two.first.run("%reserve_gpu 1")
@@ -96,24 +93,6 @@ def test_device_of_a_child_process_is_not_released(two: Two) -> None:
     two.first.run("p.kill(); p.wait()")
 
 
-def test_refusal_names_the_command_for_own_devices(two: Two) -> None:
-    two.first.run("%reserve_gpu 0,1")
-    shown = two.second.run("%reserve_gpu").shown
-    assert f"!reserve-gpu release {two.first.pid}" in shown
-    assert "Ask " not in shown
-
-
-def test_waiting_notebook_releases_its_device(two: Two) -> None:
-    two.first.run("%reserve_gpu 1")
-    with two.machine.child() as other:
-        other.reserve("'0'")
-        message = two.first.start("%reserve_gpu 0,1 --wait 1m")
-        wait_for(lambda: list(two.machine.locks.glob("queue-*")))
-        assert release(two.machine, "1").returncode == 0
-        assert held(two.machine) == [0]
-    assert "CUDA_VISIBLE_DEVICES = '0,1'" in two.first.finish(message).stdout
-
-
 @pytest.mark.full
 def test_stopped_kernel_does_not_respond(here: Here) -> None:
     with here.kernel() as kernel:
@@ -141,9 +120,6 @@ def test_kernel_with_cuda_must_be_ended(here: Here) -> None:
         assert release(here, str(pid), "--end").returncode == 0
         assert saved.exists()
         assert held(here) == []
-
-
-# -- scripts ---------------------------------------------------------------------------------------
 
 
 def test_script_must_be_ended(here: Here) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from reserve_gpu.reservation import socket_directory
 from tests.support.locked import held
-from tests.support.processes import wait_for
 from tests.support.remote_release import LISTEN, is_heard, release, uid_of
 from tests.support.users import DAEMON, NOBODY, UUIDS, as_user, child_of, for_users
 
@@ -96,28 +95,6 @@ def test_own_folder_with_unsafe_permissions_is_not_used(users: Machine) -> None:
         assert not list(path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_processes_of_a_user_share_a_folder(users: Machine, kind: str) -> None:
-    """Processes share one folder even with a random name, and the last one removes it."""
-    with (
-        child_of(users, DAEMON) as other,
-        child_of(users, NOBODY) as first,
-        child_of(users, NOBODY) as second,
-    ):
-        run_with_path(other, folder_of(users, NOBODY), SQUATTERS[kind])
-        for child in (first, second):
-            assert child.run(LISTEN).error is None
-        for _ in range(5):
-            second.run("listener.stop()")
-            assert second.run(LISTEN).error is None
-        assert len(own_folders(users, NOBODY)) == 1
-        assert is_heard(second, first, NOBODY)
-        for child in (first, second):
-            child.run("listener.stop()")
-        wait_for(lambda: not own_folders(users, NOBODY))
-        assert folder_of(users, NOBODY).exists()
-
-
 def test_surplus_folders_are_removed(users: Machine) -> None:
     """A process that listens removes its user's empty surplus folders."""
     path = folder_of(users, NOBODY)
@@ -146,14 +123,6 @@ def test_folder_is_found_among_thousands_of_names(users: Machine) -> None:
             assert first.run(LISTEN).error is None
         assert is_heard(first, first, NOBODY)
         assert len(own_folders(users, NOBODY)) == 1
-
-
-@pytest.mark.parametrize("umask", [0o777, 0o077, 0])
-def test_umask_does_not_matter(users: Machine, umask: int) -> None:
-    with child_of(users, NOBODY) as first:
-        assert first.run(f"os.umask({umask})\n{LISTEN}").error is None
-        assert is_heard(first, first, NOBODY)
-        assert [path.stat().st_mode & 0o777 for path in own_folders(users, NOBODY)] == [0o700]
 
 
 def test_renamed_folder_is_found(users: Machine) -> None:

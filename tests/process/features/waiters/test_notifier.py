@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from contextlib import contextmanager
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import reserve_gpu
 from reserve_gpu.features.waiters.notifier import WaiterNotices
-from reserve_gpu.render.pictures import awaited
 from reserve_gpu.reservation.session import session
 from tests.support.here import feature
 from tests.support.locked import watched
@@ -24,23 +21,8 @@ from tests.support.waiters import Waiter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.model.progress import Waiting
     from tests.support.here import Here
     from tests.support.shell import Shell
-
-# Code for a kernel: a check after each cell, and a device is idle at once.
-NO_PAUSE = """
-from reserve_gpu.reservation.session import session
-from reserve_gpu.features.waiters.notifier import WaiterNotices
-waiters = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
-session().features = {**session().features, "WaiterNotices": waiters}
-"""
-# Code for a child process: return the notice about the first waiter.
-NOTICE = """
-from reserve_gpu.features.waiters import notifier
-devices = reserve_gpu.reserve().devices
-notifier.waiter_message(notifier.first_waiter(devices, ()), devices, is_late=False)
-"""
 IDLE = "gpu\n  memory 8192\n"
 WAITS, USED_BY_OTHERS = "has waited", "other processes are using it"
 
@@ -69,9 +51,6 @@ def notebook(here: Here, devices: str = "") -> Shell:
 def use_it(here: Here) -> None:
     """Let this process use the only device."""
     here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
-
-
-# -- waiters ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise
@@ -111,40 +90,6 @@ def test_device_is_not_idle_for_ten_minutes_after_its_use(here: Here) -> None:
         assert WAITS in shell.run("pass").all
 
 
-def test_device_is_not_idle_for_ten_minutes_after_a_restart(here: Here) -> None:
-    shell = notebook(here)
-    for lock in session().holding.locks.values():
-        lock.taken = lock.taken.later(-3600.0)
-    waiters = set_times(pause_s=0.0)  # the new kernel's
-    with here.child() as child:
-        Waiter(here, child)
-        assert WAITS not in shell.run("pass").all
-        waiters._used_at -= 600.0
-        assert WAITS in shell.run("pass").all
-
-
-def test_wait_has_the_same_duration_everywhere(here: Here) -> None:
-    """A waiter that has returned to its position has waited equally long for all observers."""
-    here.write(IDLE)
-    texts: list[str] = []
-    with here.child() as holder:
-        holder.reserve()
-
-        def observe(waiting: Waiting) -> None:
-            texts.extend([awaited(waiting), str(reserve_gpu.status()), holder.run(NOTICE).value])
-            holder.run("reserve_gpu.release()")
-
-        with pytest.raises(reserve_gpu.WaitTimeoutError):
-            reserve_gpu.reserve(wait=0.1)
-        (ticket,) = here.locks.glob("queue-*")
-        os.utime(ticket, ns=(0, 0))  # as if it had joined before this process started
-        reserve_gpu.reserve(wait=30, progress=observe)
-    matches = [re.search(r"(\d+) (s|min) (so far|for a GPU)", text) for text in texts]
-    waited_s = [int(each[1]) * (60 if each[2] == "min" else 1) for each in matches if each]
-    assert len(waited_s) == 3
-    assert 0 < min(waited_s) >= max(waited_s) - 2  # read one after another
-
-
 def test_second_waiter_is_shown_after_ten_minutes(here: Here) -> None:
     shell = notebook(here)
     with here.child() as one, here.child() as two:
@@ -172,32 +117,12 @@ def test_only_wanted_waiters_for_a_held_device_are_shown(
         assert (WAITS in shell.run("pass").all) is is_shown
 
 
-def test_unattended_notebook_shows_no_waiter(here: Here) -> None:
-    pytest.importorskip("ipykernel.kernelspec")
-    with here.kernel() as kernel, here.child() as child:
-        kernel.run("%reserve_gpu 0")
-        kernel.run(NO_PAUSE)
-        Waiter(here, child, "'0'")
-        unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
-        assert WAITS not in kernel.finish(unattended).all
-        assert WAITS in kernel.run("pass").all
-
-
 def test_unlocked_tickets_are_ignored(here: Here) -> None:
     """Ten thousand unlocked files with names of tickets are not waiters."""
     shell = notebook(here)
     for number in range(10_000):
         (here.locks / f"queue-4711-{number}.lock").touch()
     assert WAITS not in shell.run("pass").all
-
-
-def test_reservation_that_ends_during_the_check_shows_no_waiter(here: Here) -> None:
-    notebook(here)
-    waiters = feature(WaiterNotices)
-    with here.child() as child:
-        Waiter(here, child)
-        assert waiters.tell(session().holding, lambda: bool(reserve_gpu.release())) is None
-        assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 
 def test_check_does_not_list_the_lock_directory(here: Here) -> None:
@@ -273,14 +198,6 @@ def test_large_process_of_another_user_is_shown_once(
         here.add(after.format(pid))
         assert name.format(pid) in run_until(shell, USED_BY_OTHERS)
         assert USED_BY_OTHERS not in shell.run("1").all
-
-
-def test_process_that_starts_during_the_reserving_cell_is_shown(here: Here) -> None:
-    shell = here.shell()
-    with process_of_another_user() as pid:
-        shell.shell.user_ns["start"] = lambda: here.add(f"compute {pid} 3000")
-        assert USED_BY_OTHERS not in shell.run("%reserve_gpu 1\nstart()").all
-        assert f"(pid {pid}" in run_until(shell, USED_BY_OTHERS)
 
 
 def test_next_cell_is_not_checked_again(here: Here) -> None:

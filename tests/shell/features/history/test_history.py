@@ -56,7 +56,6 @@ def set_own(here: Here, value: str) -> None:
         (None, True, (FOR_ALL, IN_HOME), FOR_ALL),
         (None, False, (FOR_ALL, IN_HOME), None),
         ("true", False, (FOR_ALL,), FOR_ALL),
-        ("true", None, (), IN_HOME),
         ("false", True, (FOR_ALL, IN_HOME), None),
     ],
 )
@@ -258,21 +257,6 @@ def test_share_of_an_instance_is_that_of_its_memory(logged: Here) -> None:
     reserve_gpu.release()
     reserve_gpu.reserve("1:0", memory=half)
     assert check_use().share == pytest.approx(whole / 2, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("process", "expected"), [("", (False, True)), ("compute {pid} 900", (False, False))]
-)
-def test_instance_without_a_process_is_idle(
-    logged: Here, process: str, expected: tuple[bool, bool]
-) -> None:
-    """The use of a MIG instance with a process is unknown."""
-    logged.use("mig")
-    text = logged.scenario.read_text().replace("    gi 7", f"    gi 7\n    {process}")
-    logged.write(text.format(pid=os.getpid()))
-    reserve_gpu.reserve("1:0")
-    line = check_use()
-    assert (bool(line.used_s), bool(line.idle_s)) == expected
 
 
 def test_each_hour_has_a_line(logged: Here) -> None:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import LONGEST_PAUSE_S
 from reserve_gpu.features.lease.timer import LeaseTimer
 from reserve_gpu.model.requests import Lease, ReservationTerms
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import session
-from reserve_gpu.system.jupyter_kernel import cells
-from tests.support.executor import no_threads
 from tests.support.lease import IMPORTS, timer, wait_for_action, wait_for_notice
 from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import wait_for
-from tests.support.reserving import got
 
 if TYPE_CHECKING:
     from tests.support.here import Here
@@ -86,22 +77,6 @@ def assert_counts_as_use(here: Here, scenario: str, *, is_use: bool) -> None:
         pytest.param("use-ended 5\ncompute {own} 500", False, id="worked before the last check"),
         pytest.param("utilisation 40\ncompute 1 500", False, id="another user's process works"),
         pytest.param("utilisation none\ncompute {own} 500", True, id="unknown"),
-        pytest.param("utilisation none", False, id="no process"),
-        pytest.param(
-            "utilisation 40\ncompute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 999",
-            True,
-            id="works, no samples",
-        ),
-        pytest.param(
-            "utilisation 0\ncompute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 999",
-            False,
-            id="idle, no samples",
-        ),
-        pytest.param(
-            "compute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 7",
-            True,
-            id="samples change while they are read",
-        ),
         pytest.param("fail nvmlInitWithFlags * 9", True, id="driver fails"),
         pytest.param(
             "utilisation 40\ncompute {own} 500\ndelay nvmlInitWithFlags * 0.3",
@@ -112,25 +87,6 @@ def assert_counts_as_use(here: Here, scenario: str, *, is_use: bool) -> None:
 )
 def test_only_own_use_resets_the_idle_time(here: Here, lines: str, *, is_use: bool) -> None:
     assert_counts_as_use(here, f"gpu\n{lines}", is_use=is_use)
-
-
-@pytest.mark.parametrize("samples", ["epoch", "monotonic", "strange"])
-def test_clock_of_the_samples_does_not_end_a_used_reservation(here: Here, samples: str) -> None:
-    used = f"gpu\nutilisation 40\nsamples {samples}\ncompute {os.getpid()} 500"
-    assert_counts_as_use(here, used, is_use=True)
-    here.write(used.replace("utilisation 40", "utilisation 0"))
-    wait_for_release()
-
-
-def test_use_by_a_child_process_resets_the_idle_time(here: Here) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        try:
-            scenario = f"gpu\nutilisation 40\ncompute {child.pid} 500"
-            assert_counts_as_use(here, scenario, is_use=True)
-        finally:
-            child.kill()
-    here.write("gpu")
-    wait_for_release()
 
 
 def test_new_duration_extends_the_lease(here: Here) -> None:
@@ -151,17 +107,6 @@ def test_new_terms_are_added(here: Here) -> None:
     assert first.lease == lease._replace(idle_s=7200)
 
 
-@pytest.mark.parametrize(("rules", "wish"), [("", "1h"), ('[limits]\ntime = "2h"\n', None)])
-def test_new_size_keeps_the_end(here: Here, rules: str, wish: str | None) -> None:
-    here.write("gpu\n memory 8000")
-    here.rules.write_text(rules)
-    until = reserve_gpu.reserve(memory="2GiB", for_=wish).lease.until
-    assert until
-    for size in ("3GiB", "1GiB"):
-        assert reserve_gpu.reserve(memory=size).lease.until == until
-        assert reserve_gpu.status().rows[0].holders[0].lease.until == until
-
-
 def test_released_part_keeps_the_end(here: Here) -> None:
     """Fewer GPUs are held until the same time, or until a new one."""
     until = reserve_gpu.reserve("0,1", for_="1h").lease.until
@@ -171,53 +116,6 @@ def test_released_part_keeps_the_end(here: Here) -> None:
     assert timer().display._shown.startswith("GPU1 ")
     reserve_gpu.reserve("0,1")
     assert (reserve_gpu.reserve("1", for_="3h").lease.until or 0.0) > until + 7000
-
-
-def test_no_thread_remains_after_a_release(here: Here) -> None:
-    reserve_gpu.reserve()
-    wait_for(lambda: not has_thread())
-    for _ in range(10):
-        reserve_gpu.reserve(idle="1h").release()
-    wait_for(lambda: not has_thread())
-    assert not cells().listeners
-
-
-def test_thread_of_a_lease_also_changes_the_reservation(here: Here) -> None:
-    """A process at its limit of threads can still change and release a reservation with an end."""
-    reserve_gpu.reserve("0,1", for_="1h")
-    with no_threads():
-        assert got("1") == "1"
-        assert [device.number for device in reserve_gpu.release()] == ["1"]
-    assert not locked(here.locks)
-
-
-@pytest.mark.full
-def test_if_wanted_keeps_the_device_until_a_waiter_comes(here: Here) -> None:
-    here.write("gpu")
-    first = reserve_gpu.reserve(for_=SOON_S, if_wanted=True)
-    wait_for_action("STAY")
-    assert reserve_gpu.current() is first
-    with here.child() as child:
-        assert child.reserve("wait=60").value == "0"
-    assert reserve_gpu.current() is None
-
-
-def test_lease_ends_if_a_logging_handler_raises(here: Here) -> None:
-    class Raising(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise RuntimeError(record)
-
-    handler = Raising()
-    logger = logging.getLogger("reserve_gpu")
-    logger.addHandler(handler)
-    try:
-        for _ in range(2):
-            reserve_gpu.reserve(for_=SOON_S)
-            wait_for_release()
-            wait_for(lambda: not has_thread())
-            assert not locked(here.locks)
-    finally:
-        logger.removeHandler(handler)
 
 
 def test_forked_child_has_no_lease(here: Here) -> None:
@@ -265,24 +163,15 @@ def test_running_cell_delays_the_end(here: Here, nested: str) -> None:
     assert "ended at" not in shell.run("1").all
 
 
-@pytest.mark.parametrize(
-    "reserve", ["%load_ext reserve_gpu\n%reserve_gpu --for 0.2s", "reserve_gpu.reserve(for_=0.2)"]
-)
-def test_cell_that_loads_the_extension_delays_the_end(here: Here, reserve: str) -> None:
+def test_cell_that_loads_the_extension_delays_the_end(here: Here) -> None:
     """The end of a cell is noticed even if the extension was not loaded at its start."""
     shell = here.shell()
     shell.shell.run_line_magic("unload_ext", "reserve_gpu")
+    reserve = "reserve_gpu.reserve(for_=0.2)"
     cell = shell.run(f"import reserve_gpu\n{reserve}\n{OUTLAST}\n{PRINT_VISIBLE}")
     assert "visible: 0" in cell.all
     wait_for_release()
     assert "ended at" in shell.run("1").all
-
-
-def test_reservation_between_cells_is_not_delayed(here: Here) -> None:
-    """A reservation made by a widget's callback, between two cells, ends without a cell."""
-    here.shell()
-    reserve_gpu.reserve(for_=SOON_S)
-    wait_for_release()
 
 
 def test_canceled_cell_has_ended(here: Here) -> None:
@@ -297,13 +186,6 @@ def test_canceled_cell_has_ended(here: Here) -> None:
     wait_for_release()
 
 
-def test_running_cell_can_extend_an_ended_lease(here: Here) -> None:
-    shell = here.shell()
-    shell.run(f"%reserve_gpu --for 0.3s\n{OUTLAST}\n%reserve_gpu --for 1h")
-    assert timer()._action in (None, Action.LASTS)
-    assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
-
-
 def test_kept_reservation_is_reported_once(here: Here) -> None:
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
@@ -311,21 +193,6 @@ def test_kept_reservation_is_reported_once(here: Here) -> None:
     wait_for_notice()
     assert timer().display._shown in shell.run("1").all
     assert timer().display._shown not in shell.run("1").all
-
-
-@pytest.mark.full
-def test_warning_is_shown_in_one_cell(here: Here) -> None:
-    shell = here.shell()
-    shell.run("%reserve_gpu --for 4s")
-    shown: list[str] = []
-
-    def is_shown() -> bool:
-        shown.append(shell.run("1").all)
-        return "ends at" in shown[-1]
-
-    wait_for(is_shown)
-    assert "%reserve_gpu --for 2h\n" in shown[-1]
-    assert "ends at" not in shell.run("1").all
 
 
 @pytest.mark.full
@@ -337,19 +204,6 @@ def test_cell_shows_no_warning_of_an_idle_limit(here: Here) -> None:
     cell = shell.run("1")
     assert reserve_gpu.current()
     assert "ends at" not in cell.all
-
-
-@pytest.mark.full
-def test_cell_shows_no_warning_of_a_released_reservation(here: Here) -> None:
-    shell = here.shell()
-    cell = shell.run(
-        "import reserve_gpu; from tests.support.lease import wait_for_notice\n"
-        "with reserve_gpu.reserve(for_=4): wait_for_notice()"
-    )
-    assert not cell.error, cell.all
-    shown = shell.run("1").all
-    assert "ends at" not in shown
-    assert "released" not in shown
 
 
 def test_cell_resets_the_idle_time(here: Here) -> None:
@@ -375,9 +229,7 @@ def test_code_of_a_front_end_does_not_reset_the_idle_time(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
-@pytest.mark.parametrize(
-    "options", ["--idle 1h", "--for 1h", "--for 0.2s", "--for 0.2s --if-wanted"]
-)
+@pytest.mark.parametrize("options", ["--idle 1h", "--for 0.2s"])
 def test_lease_is_checked_once_a_minute_while_a_cell_runs(here: Here, options: str) -> None:
     code = OUTLAST if "0.2s" in options else "0"
     cell = here.shell().run(
@@ -401,7 +253,6 @@ PAST, EXTENDED = Lease(until=1.0), Lease(until=1e11)
         ),
         pytest.param("", PAST, None, True, id="released by before_end()"),
         pytest.param("later", PAST, None, False, id="released, later cell"),
-        pytest.param("running", PAST, None, False, id="released, running cell"),
     ],
 )
 def test_process_ends_unless_extended_or_busy(
@@ -416,17 +267,3 @@ def test_process_ends_unless_extended_or_busy(
     shell.shell.user_ns["check"] = lambda: answers.append(is_to_end())
     shell.run("check()") if cell == "running" else answers.append(is_to_end())
     assert answers == [expected]
-
-
-def test_reservation_that_is_locked_again_still_ends(here: Here) -> None:
-    """If other code closes a lock file, the next cell locks it again and continues the lease."""
-    shell = here.shell()
-    reserve_gpu.reserve(for_="1h")
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor of this listing
-            if str(link.readlink()).startswith(f"{here.locks}/GPU-"):
-                os.close(int(link.name))
-    cells().listeners[0]()
-    wait_for(lambda: not has_thread())
-    assert "locked again" in shell.run("1").all
-    assert has_thread()

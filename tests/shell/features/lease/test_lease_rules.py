@@ -14,7 +14,7 @@ from reserve_gpu.allocation import admin_rules, quota
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.requests import NO_LEASE, Lease
-from tests.support.admin_rules import ENDS
+from tests.support.lease import ENDS
 
 if TYPE_CHECKING:
     from tests.support.here import Here
@@ -33,7 +33,6 @@ def current_lease() -> Lease:
         ({}, 86400, 7200),
         ({"for_": "1h"}, 3600, 7200),
         ({"idle": "1h"}, 86400, 3600),
-        ({"for_": "24h", "idle": "2h"}, 86400, 7200),
     ],
 )
 def test_request_without_an_end_gets_the_rules_end(
@@ -111,13 +110,6 @@ def test_extension_ends_at_the_rules_time_since_the_start(here: Here) -> None:
     assert (lease.until, lease.idle_s, texts) == (now.wall + 50400, 3600, [])
     bare = parse(None)
     assert quota.allowed(bare, found, NO_LEASE, now.later(-90000), now) == (bare, [])
-
-
-def test_rule_without_a_time_allows_any_time(here: Here) -> None:
-    reserve_gpu.reserve("0", for_="1h")
-    here.rules.write_text("[limits]\ngpus = 2\n")
-    reserve_gpu.reserve("0", for_="20h")
-    assert current_lease().until == pytest.approx(time.time() + 72000, abs=60)
 
 
 def test_idle_limit_keeps_an_end_before_the_rules(here: Here) -> None:

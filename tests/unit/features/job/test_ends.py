@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -36,13 +35,6 @@ def test_earlier_end_applies(own_s: float | None, job_s: float | None) -> None:
     assert lease.own == own
 
 
-def test_own_end_survives_changes_of_the_job() -> None:
-    lease = OWN
-    for job_s in (60.0, 2 * HOUR_S, -60.0, 60.0, YEAR_9999):
-        lease = in_job(job_s, lease)
-        assert lease.own == OWN
-
-
 @pytest.mark.parametrize("new", [{}, {"idle_s": 60.0}, {"end_kernel": True}])
 def test_changed_terms_in_a_job_keep_the_own_end(new: dict[str, Any]) -> None:
     changed = in_job(60).changed_by(Lease(**new))
@@ -71,26 +63,6 @@ def test_record_contains_both_ends() -> None:
     older = {name: fields[name] for name in fields if not name.startswith("own_")}
     read = Record.from_dict(older).terms.lease
     assert (read.until, read.is_jobs, read.own.until) == (NOW.wall + 60, True, None)
-
-
-@pytest.mark.parametrize(
-    ("job_s", "after_s", "expected"),
-    [
-        (60, 59, "WARN_AGAIN"),
-        (60, HOUR_S - 700, "LASTS"),
-        (60, HOUR_S, "RELEASE"),
-        (2 * HOUR_S, HOUR_S, "RELEASE"),
-        (-60, HOUR_S, "RELEASE"),
-    ],
-)
-def test_reservation_is_released_at_its_own_end(
-    job_s: float, after_s: float, expected: str
-) -> None:
-    schedule = import_module("reserve_gpu.features.lease.schedule")
-    lease = in_job(job_s, OWN._replace(idle_s=None))
-    now = NOW.later(after_s)
-    step = schedule.step(lease, NOW.wall, schedule.Circumstances(now.wall, boot=now.boot))
-    assert step.action.name == expected
 
 
 @pytest.mark.parametrize("job_s", [-60.0, 60.0])

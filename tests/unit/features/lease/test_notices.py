@@ -9,8 +9,8 @@ import pytest
 
 from reserve_gpu.features.lease.lease_notices import NEAR_S, Action, LeaseNotice
 from reserve_gpu.model.requests import Lease, Rule
-from reserve_gpu.render.frontends import MAGIC, Frontend
-from tests.support.frontends import FACES, GPU0, assert_asks_for
+from reserve_gpu.render.frontends import MAGIC
+from tests.support.frontends import GPU0
 
 RULE = Rule('time = "24h"', "[limits]", "/etc/reserve_gpu.toml", 86400.0)
 
@@ -42,8 +42,3 @@ def test_command_to_extend_stays_within_the_rule(longer_s: float, command: str |
 def test_seconds_are_shown_for_the_last_two_minutes() -> None:
     assert warning(NEAR_S - 1).split(" ends at ")[1].count(":") == 3
     assert warning(NEAR_S + 5).split(" ends at ")[1].count(":") == 2
-
-
-@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
-def test_typed_command_requests_the_same_duration(frontend: Frontend) -> None:
-    assert_asks_for(frontend, {"for_": 3660})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -30,9 +29,6 @@ def step(lease: Lease, after_s: float, **seen: Any) -> Step:
     return due._replace(at=due.at - BEGAN)
 
 
-# -- before the end --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("lasts_s", "first_s", "last_s"),
     [(36_000, 600, 60), (960, 480, 60), (240, 120, 60), (239, 119.5, 15), (20, 10, 5)],
@@ -52,20 +48,6 @@ def test_two_warnings_before_the_end(lasts_s: float, first_s: float, last_s: flo
         assert step(lease, lasts_s - left_s).action is action, left_s
 
 
-@pytest.mark.parametrize(
-    ("idle_s", "expected"),
-    [
-        (2999.9, Action.LASTS),
-        (3000, Action.WARN),
-        (3540, Action.WARN_AGAIN),
-        (3599.9, Action.WARN_AGAIN),
-        (3600, Action.RELEASE),
-    ],
-)
-def test_warnings_before_an_idle_limit(idle_s: float, expected: Action) -> None:
-    assert step(IDLE, 30 * DAY_S, idle_s=idle_s).action is expected
-
-
 def test_use_cancels_the_warnings() -> None:
     assert step(IDLE, DAY_S, idle_s=0) == Step(Action.LASTS, DAY_S + HOUR_S, LONGEST_PAUSE_S)
 
@@ -74,17 +56,11 @@ def test_use_cancels_the_warnings() -> None:
     ("lease", "after_s", "idle_s", "pause_s"),
     [
         (LONG, 0, 0, LONGEST_PAUSE_S),
-        (Lease(until=inf), 0, 0, LONGEST_PAUSE_S),
-        (IDLE, 0, 0, LONGEST_PAUSE_S),
         (LONG, 36_000 - 610, 0, 10),
-        (LONG, 36_000 - 600, 0, LONGEST_PAUSE_S),
         (LONG, 36_000 - 90, 0, 30),
-        (LONG, 36_000 - 60, 0, 60),
         (SHORT, 70, 0, 20),
-        (SHORT, 153, 0, 12),
         (SHORT, 170, 0, 10),
         (IDLE, DAY_S, 2990, 10),
-        (IDLE, DAY_S, 3595, 5),
     ],
 )
 def test_pause_until_the_next_step(
@@ -94,49 +70,11 @@ def test_pause_until_the_next_step(
     assert step(lease, after_s, idle_s=idle_s).pause_s == pytest.approx(pause_s)
 
 
-# -- time or idle limit ----------------------------------------------------------------------------
-
-BOTH = Lease(until=BEGAN + HOUR_S, idle_s=600)
-
-
-@pytest.mark.parametrize(
-    ("lease", "after_s", "idle_s", "end_s", "is_by_idleness"),
-    [
-        (TIME, 10, 3000, 3600, False),
-        (IDLE, 10, 5, 3605, True),
-        (BOTH, 10, 0, 610, True),
-        (BOTH, 3100, 0, 3600, False),
-        (BOTH, 3100, 100.0, 3600, False),
-        (BOTH, 3100, 100.1, 3599.9, True),
-        (Lease(), 10, 0, inf, False),
-    ],
-)
-def test_lease_ends_at_its_time_or_idle_limit(
-    lease: Lease, after_s: float, idle_s: float, end_s: float, *, is_by_idleness: bool
-) -> None:
-    at = schedule.end(lease, Circumstances(BEGAN + after_s, idle_s))
-    assert at == pytest.approx(BEGAN + end_s)
-    assert lease.is_by_idleness(at) == is_by_idleness
-
-
 def test_earlier_end_determines_the_warnings() -> None:
     """An idle limit of 4 minutes leads to a warning after 2 idle minutes of an hour."""
     both = Lease(until=BEGAN + HOUR_S, idle_s=240)
     assert step(both, 100, idle_s=119).action is Action.LASTS
     assert step(both, 100, idle_s=120).action is Action.WARN
-
-
-# -- at the end ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after_s", [3600, 30 * DAY_S])
-def test_lease_is_over_after_a_suspension(after_s: float) -> None:
-    """A lease ends at its time, or when a suspended machine resumes later."""
-    assert step(TIME, after_s) == Step(Action.RELEASE, 3600, None)
-
-
-def test_suspended_time_is_not_idle_time() -> None:
-    assert step(IDLE, 30 * DAY_S, idle_s=10).action is Action.LASTS
 
 
 @pytest.mark.parametrize(
@@ -169,14 +107,6 @@ def test_action_at_the_end(lease: Lease, options: str, seen: str, expected: Acti
     pauses[Action.LEAVE_TO_CHILD] = CHILD_S
     assert due == Step(expected, 5000 if lease.until is None else 3600, pauses.get(expected))
     assert (due.action in schedule.FINAL) == (due.pause_s is None)
-
-
-@pytest.mark.parametrize("options", ["if_wanted", "end_kernel", "is_strict"])
-def test_lease_lasts_until_its_end(options: str) -> None:
-    """Waiters, CUDA and running cells change nothing before the end."""
-    lease = TIME._replace(**{options: True})
-    seen = {"is_running": True, "is_wanted": True, "has_cuda": True}
-    assert step(lease, 10, **seen).action is Action.LASTS
 
 
 HELD = Lease(until=5.0, idle_s=30.0, end_kernel=True, is_strict=True)
