@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-import reserve_gpu
 from reserve_gpu.commands.registry import COMMANDS
 
 if TYPE_CHECKING:
@@ -31,14 +29,6 @@ def test_help(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, w
     assert here.calls() == []
 
 
-@pytest.mark.parametrize("words", ["run --wait --help", "run --help env"])
-def test_help_among_other_options(here: Here, typed: CommandLine, words: str) -> None:
-    done = typed(*words.split())
-    assert (done.code, done.argv) == (0, None)
-    assert done.stdout.startswith("usage: reserve-gpu run")
-    assert here.calls() == []
-
-
 @pytest.mark.parametrize("words", ["", "kernel"])
 def test_without_a_command(here: Here, typed: CommandLine, words: str) -> None:
     """Without a command, the help is shown with exit code 2."""
@@ -52,17 +42,3 @@ def test_version_is_one_line(typed: CommandLine) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith("reserve-gpu")
     assert done.stdout.count("\n") == 1
-
-
-def test_status(here: Here, typed: CommandLine) -> None:
-    """`status --json` has the same devices as `reserve_gpu.status()`."""
-    with here.rival("1"):
-        text, json_ = typed("status"), typed("status", "--json")
-        expected = reserve_gpu.status()
-    assert (text.code, text.stderr, json_.code, json_.stderr) == (0, "", 0, "")
-    assert "rival.ipynb" in text.stdout
-    assert "\x1b" not in text.stdout
-    devices, expected_devices = json.loads(json_.stdout)["devices"], expected.to_dict()["devices"]
-    for device in (*devices, *expected_devices):
-        del device["idle_for_s"]  # depends on the moment
-    assert devices == json.loads(json.dumps(expected_devices))

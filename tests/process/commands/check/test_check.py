@@ -22,7 +22,6 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.system import subprocesses
 from tests.support.check import (
     DRIVER,
-    TROUBLES,
     all_are,
     check_rows,
     check_troubles,
@@ -57,12 +56,6 @@ def install(here: Here, monkeypatch: pytest.MonkeyPatch) -> Install:
     return partial(installed, monkeypatch)
 
 
-def install_metadata(here: Here, name: str) -> None:
-    """Let this Python find the metadata of an installed package."""
-    (here.folder / name).mkdir()
-    sys.path.insert(0, str(here.folder))  # `installed` restores the list
-
-
 # -- what fits -------------------------------------------------------------------------------------
 
 
@@ -80,65 +73,6 @@ def test_every_framework_fits_the_reserved_gpu(install: Install) -> None:
     assert rows["all"]["is_well"]
 
 
-def test_each_framework_has_a_variable_or_code_as_its_cap(here: Here, install: Install) -> None:
-    install(*KEYS)
-    install_metadata(here, "torch-2.10.0.dist-info")
-    reserve_gpu.reserve("1", memory="3GB")
-    rows = check_rows()
-    assert states(rows) == all_are("fits", *NAMES)
-    fraction = os.environ["XLA_CLIENT_MEM_FRACTION"]
-    frameworks = rows["all"]["frameworks"]
-    assert {row["name"]: row["cap"] for row in frameworks if row["cap"]} == {
-        "PyTorch": f"PYTORCH_ALLOC_CONF=per_process_memory_fraction:{fraction}",
-        "JAX": f"XLA_CLIENT_MEM_FRACTION={fraction}",
-        "CuPy": f"CUPY_GPU_MEMORY_LIMIT={os.environ['CUPY_GPU_MEMORY_LIMIT']}",
-    }
-    (uncapped,) = (row for row in frameworks if row["to_type"])
-    assert uncapped["name"] == "TensorFlow"
-    assert "memory_limit=2093" in uncapped["to_type"]
-    assert rows["all"]["part_mib"] == pytest.approx(3e9 / 2**20)
-
-
-def test_a_cap_that_the_user_has_set_is_shown(here: Here, install: Install) -> None:
-    """A framework without a cap has the same advice as the reservation's warning."""
-    install("cupy", "torch")
-    install_metadata(here, "torch-2.9.1.dist-info")
-    os.environ["CUPY_GPU_MEMORY_LIMIT"] = "<b>1e9</b>\x1b"
-    with pytest.warns(reserve_gpu.ReserveGPUWarning) as warned:
-        reserve_gpu.reserve("1", memory="3GB")
-    check = reserve_gpu.check()
-    rows = {row["name"]: row for row in check.to_dict()["frameworks"]}
-    assert rows["CuPy"]["cap"] == "CUPY_GPU_MEMORY_LIMIT=<b>1e9</b>\N{REPLACEMENT CHARACTER}"
-    assert (rows["PyTorch"]["cap"], rows["PyTorch"]["state"]) == (None, "fits")
-    assert str(check).splitlines()[-2:] == str(warned[-1].message).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("scenario", "request_", "labels", "keys"),
-    [
-        ("eight", "5,2", ["GPU5", "GPU2"], ["cupy"]),
-        ("mig570", "1:4,1:1", ["GPU1:4", "GPU1:1"], ["torch"]),
-        pytest.param("mixed", "1,0", ["GPU1", "GPU0"], KEYS, marks=pytest.mark.full),
-        pytest.param("mig", "1:2", ["GPU1:2"], KEYS, marks=pytest.mark.full),
-    ],
-)
-def test_several_gpus_and_instances_are_identified_in_order(
-    here: Here,
-    install: Install,
-    scenario: str,
-    request_: str,
-    labels: list[str],
-    keys: tuple[str, ...],
-) -> None:
-    here.use(scenario)
-    install(*keys)
-    reserve_gpu.reserve(request_)
-    rows = check_rows()
-    assert [*states(rows).values()] == ["fits"] * (len(keys) + 1)
-    for name in states(rows):
-        assert [device["label"] for device in rows[name]["sees"]] == labels
-
-
 # -- what does not fit -----------------------------------------------------------------------------
 
 
@@ -153,34 +87,6 @@ def test_several_gpus_and_instances_are_identified_in_order(
 def test_a_fault_does_not_affect_the_others(install: Install, troubles: dict[str, str]) -> None:
     install("torch", **troubles)
     check_troubles(troubles)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_each_framework_reports_each_fault(install: Install, trouble: str) -> None:
-    troubles = dict.fromkeys(TROUBLES[trouble][2], trouble)
-    install(*KEYS, **troubles)
-    check_troubles(troubles)
-
-
-def test_a_build_without_code_for_the_gpu_fails(here: Here, install: Install) -> None:
-    here.add("capability 12.0")
-    install("torch", "tensorflow", "jax")
-    reserve_gpu.reserve("1")
-    rows = check_rows()
-    verdicts = {"PyTorch": "fails", "TensorFlow": "fails"}
-    assert states(rows) == all_are("fits", "JAX") | verdicts
-    for name in verdicts:
-        assert "sm_120" in rows[name]["reason"]
-        assert rows[name]["sees"][0]["label"] == "GPU1"
-
-
-def test_output_of_a_framework_is_not_taken_for_an_answer(install: Install) -> None:
-    install(torch="noise")
-    reserve_gpu.reserve()
-    rows = check_rows()
-    assert states(rows) == all_are("fits", "PyTorch")
-    assert rows["PyTorch"]["version"] == "2.9.0"
 
 
 @pytest.mark.parametrize(
@@ -203,26 +109,6 @@ def test_no_framework_starts_on_an_unreserved_gpu(
     assert list(states(rows).values()) == ["other devices"] * (len(keys) + 1)
     assert rows["JAX"]["sees"][0]["label"] == "GPU0"
     assert not [call for call in here.calls() if "PrimaryCtx" in call]
-
-
-def test_without_a_reservation_no_gpu_is_used(here: Here, install: Install) -> None:
-    install("jax")
-    rows = check_rows()
-    assert states(rows) == all_are("unreserved", "JAX")
-    assert [device["label"] for device in rows["JAX"]["sees"]] == ["GPU0", "GPU1"]
-    assert (rows["all"]["reserved"], rows["all"]["is_well"]) == ([], True)
-    assert not [call for call in here.calls() if "PrimaryCtx" in call]
-
-
-def test_a_held_gpu_is_checked_although_nvml_fails(here: Here, install: Install) -> None:
-    """Without a reservation, the failure of NVML is raised."""
-    install("torch")
-    reserve_gpu.reserve("1")
-    here.add("fail nvmlInitWithFlags * 18")
-    assert states(check_rows()) == all_are("fits", "PyTorch")
-    reserve_gpu.release()
-    with pytest.raises(reserve_gpu.DriverError):
-        reserve_gpu.check()
 
 
 def test_a_child_process_checks_its_parent_s_reservation(here: Here) -> None:
@@ -251,87 +137,9 @@ def test_the_driver_s_fault_is_the_cause(install: Install, variable: str, key: s
     assert (rows[DRIVER]["remedy"] is None) is (variable == "CUDA_VISIBLE_DEVICES")
 
 
-def test_a_damaged_driver_library_has_no_advice(here: Here, install: Install) -> None:
-    install()
-    (here.folder / "libcuda.so.1").write_text("no library")
-    os.environ["LD_LIBRARY_PATH"] = str(here.folder)
-    row = check_rows()[DRIVER]
-    assert "libcuda.so.1" in row["reason"]
-    assert row["remedy"] is None
-
-
-def test_an_error_of_cuinit_is_named_in_the_driver_s_row(here: Here, install: Install) -> None:
-    install("torch")
-    reserve_gpu.reserve("1")
-    here.add("fail cuInit * 999")
-    rows = check_rows()
-    assert states(rows) == all_are("no device", "PyTorch")
-    assert rows[DRIVER]["reason"].startswith("cuInit returned 999 CUDA_ERROR_UNKNOWN: ")
-    assert "sudo modprobe" in rows[DRIVER]["remedy"]
-    assert "driver" in rows["PyTorch"]["reason"]
-
-
 def hide_frameworks(child: Child, *shown: str) -> None:
     """Let a child process find no frameworks except those."""
     child.run(f"sys.modules.update({', '.join(f'{key}=None' for key in {*KEYS} - {*shown})})")
-
-
-def test_gpus_that_await_their_ready_state_come_first_in_the_advice(machine: Machine) -> None:
-    machine.write("conf-compute on\ngpu\n  name NVIDIA H100 PCIe")
-    with machine.child() as child:
-        hide_frameworks(child)
-        child.run("reserve_gpu.reserve()")
-        row = child.run("reserve_gpu.check().to_dict()['frameworks'][0]").value
-    assert "802 CUDA_ERROR_SYSTEM_NOT_READY" in row["reason"]
-    assert row["remedy"].splitlines()[1] == "nvidia-smi conf-compute -srs 1"
-
-
-def test_gpus_in_their_ready_state_fit(machine: Machine) -> None:
-    """The mode of confidential computing is not read then."""
-    machine.write("conf-compute protected-pcie\nconf-compute-ready 1\ngpu")
-    with machine.child() as child:
-        hide_frameworks(child)
-        child.run("reserve_gpu.reserve()")
-        assert child.run("reserve_gpu.check().is_well").value is True
-    assert not [call for call in machine.calls() if "ConfCompute" in call]
-
-
-# -- a number of GPUs that PyTorch keeps -----------------------------------------------------------
-
-
-def test_a_number_of_gpus_from_before_the_reservation_does_not_fit(machine: Machine) -> None:
-    """The reservation and the check suggest the same line, which corrects the number."""
-    machine.use("eight")
-    trouble = {"STAND_IN_TROUBLE": "torch=keeps-count"}
-    with machine.child(PYTHONPATH=STANDINS, **trouble) as child:
-        hide_frameworks(child, "torch")
-        assert child.run("import torch, warnings\ntorch.cuda.device_count()").value == 8
-        (warning,) = child.run(
-            "with warnings.catch_warnings(record=True) as warned:\n"
-            "    warnings.simplefilter('always'); reserve_gpu.reserve('3')\n"
-            "[str(each.message) for each in warned]"
-        ).value
-        row = child.run("reserve_gpu.check().to_dict()['frameworks'][1]").value
-        line = row["remedy"].splitlines()[-1]
-        assert warning.splitlines()[-1] == line
-        assert (row["name"], row["state"]) == ("PyTorch", "other devices")
-        assert [device["label"] for device in row["sees"]] == ["GPU3"]
-        assert child.run("torch.cuda.device_count()").value == 8
-        assert child.run(line).error is None
-        assert child.run("torch.cuda.device_count()").value == 1
-        assert child.run("reserve_gpu.check().is_well").value is True
-        assert child.run("reserve_gpu.gpus.cuda_environment.cuda_started()").value is False
-
-
-def test_a_pytorch_that_counts_again_fits(machine: Machine) -> None:
-    machine.use("eight")
-    with machine.child(PYTHONPATH=STANDINS, STAND_IN_TROUBLE="torch=counts") as child:
-        hide_frameworks(child, "torch")
-        child.run("import torch, warnings\nwarnings.simplefilter('error')")
-        assert child.run("torch.cuda.device_count()").value == 8
-        assert child.run("reserve_gpu.reserve('3')").error is None
-        assert child.run("torch.cuda.device_count()").value == 1
-        assert child.run("reserve_gpu.check().is_well").value is True
 
 
 # -- the calling process ---------------------------------------------------------------------------
@@ -373,17 +181,6 @@ def test_if_one_child_can_not_start_the_others_end(machine: Machine) -> None:
         assert processes_of(machine) == {child.pid}
 
 
-def test_a_process_that_ignores_sigchld_can_check(install: Install) -> None:
-    """The kernel removes the children of such a process without its waiting for them."""
-    install("torch")
-    reserve_gpu.reserve()
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert states(check_rows()) == all_are("fits", "PyTorch")
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def test_a_check_leaves_nothing_behind_at_its_timeout(here: Here, install: Install) -> None:
     def descriptors_and_threads() -> Any:
         return sorted(os.listdir("/proc/self/fd")), threading.active_count()
@@ -415,12 +212,6 @@ def test_a_hanging_program_is_killed_with_its_children(here: Here) -> None:
     assert started["ends"].output == (b'7\n{"a": 1}\n{"a\n', b"last\n")
 
 
-def test_a_check_does_not_wait_for_an_answered_framework(install: Install) -> None:
-    install(torch="lingers")
-    reserve_gpu.reserve()
-    assert states(check_rows()) == all_are("fits", "PyTorch")
-
-
 def test_ctrl_c_ends_a_check(here: Here, install: Install, ready: pathlib.Path) -> None:
     """The error is one line, and the reservation is kept."""
     install(torch="hangs")
@@ -441,6 +232,9 @@ def test_ctrl_c_ends_a_check(here: Here, install: Install, ready: pathlib.Path) 
     assert shell.run("%reserve_gpu").stdout == before
 
 
+# -- frameworks that hang --------------------------------------------------------------------------
+
+
 def test_the_processes_of_a_killed_check_end(machine: Machine) -> None:
     path = machine.folder / "ready"
     os.mkfifo(path)
@@ -451,28 +245,6 @@ def test_the_processes_of_a_killed_check_end(machine: Machine) -> None:
         path.read_bytes()
         child.kill()
         wait_for(lambda: not processes_of(machine), pause_s=0.02)
-
-
-# -- the result in a notebook ----------------------------------------------------------------------
-
-
-def test_text_html_and_json_of_a_check_agree(here: Here, install: Install) -> None:
-    """Output of a framework is escaped. The progress is shown until the result is."""
-    install(torch="crashes")
-    shell = here.shell(is_notebook=True)
-    shell.run("%reserve_gpu 1")
-    *progress, shown = shell.run("%reserve_gpu --check").values
-    rows = reserve_gpu.check().to_dict()["frameworks"]
-    assert progress[0]["text/plain"]
-    assert progress[-1]["text/plain"] == ""
-    text, html = shown["text/plain"], shown["text/html"]
-    for row in rows:
-        assert row["name"] in text
-        assert row["name"] in html
-    assert text.count("fits") == html.count("fits") == 1
-    assert "<b>boom</b>" in text
-    assert "<b>boom" not in html
-    assert "\x1b" not in text + html
 
 
 @pytest.mark.full

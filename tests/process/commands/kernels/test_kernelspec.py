@@ -18,7 +18,7 @@ from tests.support.here import Here
 from tests.support.kernelspec import install_kernelspec, kernelspec_folder, read_kernelspec
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S, Kernel, kernel_manager
-from tests.support.processes import US, is_running, living, wait_for
+from tests.support.processes import US, living, wait_for
 from tests.support.waiters import Waiter
 
 if TYPE_CHECKING:
@@ -164,18 +164,6 @@ def test_a_kernel_has_its_gpu_in_its_first_cell(started: Started) -> None:
     assert started.kernel.pid == started.kernel.manager.provisioner.pid  # type: ignore[union-attr]
 
 
-@pytest.mark.xdist_group("a kernel with its GPU")
-def test_a_notebook_s_name_that_vs_code_sets_later_is_shown(started: Started) -> None:
-    rows = "reserve_gpu.status().rows"
-    read = f"[(h.notebook, h.record.who.command, h.pid) for r in {rows} for h in r.holders]"
-    with started.machine.child() as reader:
-        kernel = f"kernel in {started.machine.folder}"
-        assert reader.run(read).value == [[None, kernel, started.kernel.pid]]
-        name = "__vsc_ipynb_file__ = '/home/alice/train.ipynb'"
-        started.kernel.finish(started.kernel.client.execute(name, store_history=False))
-        assert reader.run(read).value == [["train.ipynb", kernel, started.kernel.pid]]
-
-
 @pytest.mark.ipython
 def test_a_kernel_can_be_interrupted_restarted_and_killed(here: Here, typed: CommandLine) -> None:
     """A restart keeps its GPU; a kill releases it."""
@@ -197,21 +185,6 @@ def test_a_kernel_can_be_interrupted_restarted_and_killed(here: Here, typed: Com
             assert held(here) == []
 
 
-def test_a_client_like_vs_code_can_use_a_kernel(here: Here, typed: CommandLine) -> None:
-    spec = install_kernelspec(here, typed)
-    for number, is_last in ((signal.SIGTERM, False), (signal.SIGKILL, True)):
-        with closing(RawKernel(here, spec, is_last=is_last)) as kernel:
-            assert kernel.run(VISIBLE).stdout == "['0']\n"
-            assert kernel.pid == kernel.process.pid
-            assert error_of_interrupted_cell(kernel) == "KeyboardInterrupt"
-            job = int(kernel.run(START_JOB.format(", start_new_session=True")).stdout)
-            assert is_running(job)
-            assert held(here) == [0]
-            kernel.kill(number)
-            wait_for(lambda: not is_running(job))  # noqa: B023
-            assert held(here) == []
-
-
 def test_a_kernel_has_the_lease_in_its_kernelspec(machine: Machine) -> None:
     ends = ("--for", "8h", "--idle", "2h", "--if-wanted", "--end-kernel")
     assert machine.command(*US, "kernel", "install", "--prefix", ".", *ends).returncode == 0
@@ -220,21 +193,6 @@ def test_a_kernel_has_the_lease_in_its_kernelspec(machine: Machine) -> None:
     code += "print(round((terms.until - time.time()) / 3600), terms[2:5])"
     done = machine.command(*words[: words.index("--")], "--", sys.executable, "-c", code)
     assert done.stdout == "8 (7200.0, True, True)\n", done.stderr
-
-
-def test_a_kernel_with_a_part_has_the_variables_that_cap_it(machine: Machine) -> None:
-    machine.write("gpu\n memory 8192\n")
-    code = (
-        "import os, reserve_gpu; (row,) = reserve_gpu.status().rows\n"
-        "print(os.environ['CUDA_DEVICE_MEMORY'], os.environ['CUPY_GPU_MEMORY_LIMIT'], end=' ')\n"
-        "print(row.holders[0].memory_limit_mib, row.promisable_mib)"
-    )
-    start = (*US, "kernel", "start", "--memory=2GiB", "--", sys.executable, "-c", code)
-    done = machine.command(*start)
-    assert done.stdout == "2048 1342177280 2048.0 6144.0\n", done.stderr
-
-
-# -- a kernel without a GPU ------------------------------------------------------------------------
 
 
 def test_the_first_cell_shows_why_there_is_no_gpu(here: Here, typed: CommandLine) -> None:
@@ -256,45 +214,6 @@ def test_the_first_cell_shows_why_there_is_no_gpu(here: Here, typed: CommandLine
             assert kernel.run("%reserve_gpu").stdout.startswith("Reserving GPU0: ")
             assert kernel.run("%reserve_gpu --release").stdout.startswith("Released GPU0.")
             assert kernel.run(VISIBLE).stdout == "[None]\n"
-
-
-@pytest.mark.xdist_group("nbclient")
-def test_a_profile_may_load_the_extension_and_others(here: Here, typed: CommandLine) -> None:
-    """The reason for a missing GPU is saved in the notebook once."""
-    import nbformat
-    from nbclient.client import NotebookClient
-
-    install_kernelspec(here, typed)
-    os.environ["JUPYTER_PATH"] = str(here.folder / "share" / "jupyter")
-    profile = here.home / ".ipython" / "profile_default"
-    profile.mkdir(parents=True)
-    (profile / "ipython_config.py").write_text(
-        "c = get_config()\nc.InteractiveShellApp.extensions = ['autoreload', 'reserve_gpu']\n"
-    )
-    cell = nbformat.v4.new_code_cell(f"%autoreload\n{VISIBLE}")  # type: ignore[no-untyped-call]
-    notebook = nbformat.v4.new_notebook(cells=[cell])  # type: ignore[no-untyped-call]
-    with here.child() as holder:
-        holder.reserve("[0, 1]")
-        NotebookClient(notebook, kernel_name="python3-gpu", timeout=LIMIT_S).execute()
-    reason, printed = cell["outputs"]
-    assert reason["data"]["text/plain"].count("No free GPU") == 1
-    assert printed["text"] == "['']\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [(["7"], "GPU7"), (["GPU-ffff"], "GPU-ffff"), (["--name", "H100"], "H100")],
-)
-def test_a_gpu_that_does_not_exist_is_an_error(
-    machine: Machine, options: list[str], key: str
-) -> None:
-    start = (*US, "kernel", "start", *options, "--", sys.executable, "-c")
-    code = "from reserve_gpu.reservation.session import session; import os\n"
-    code += "print([os.environ['CUDA_VISIBLE_DEVICES']], session().reason)"
-    done = machine.command(*start, code)
-    assert done.stdout.startswith("['']"), done.stderr
-    assert key in done.stdout
-    assert key in done.stderr
 
 
 def test_files_next_to_a_notebook_are_not_imported(machine: Machine) -> None:

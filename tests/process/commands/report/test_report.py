@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
-import wcwidth
 
 from tests.support.histories import DAY_S, FIRST_UID, HOUR_S, Histories, Stay, month_file
 from tests.support.locked import needs_root
@@ -88,22 +85,3 @@ def test_users_read_only_their_own_history() -> None:
         folder = next(path for path in histories.folder.iterdir() if path.owner() == DAEMON)
         code = f"import os; print(os.access({str(folder)!r}, os.R_OK | os.X_OK))"
         assert run_python(NOBODY, "-c", code) == "False\n"
-
-
-@pytest.mark.parametrize("columns", [60, 120])
-def test_report_fits_the_terminal(kept: Histories, here: Here, columns: int) -> None:
-    """On a terminal, the report has colors and no line is wider than the terminal."""
-    pexpect = pytest.importorskip("pexpect")
-    for number in range(3):
-        name = f"{'long/' * number}train.ipynb"
-        kept.write([log_line(start=time.time() - 60, id=name, name=name)])
-    text, code = pexpect.run(
-        f"{' '.join(REPORT)} --by notebook", withexitstatus=True,
-        env=here.environ(TERM="xterm", NO_COLOR="", RESERVE_GPU_HISTORY=str(kept.folder)),
-        dimensions=(24, columns), encoding="utf-8",
-    )  # fmt: skip
-    assert code == 0, text
-    assert "\x1b[1m3.0 GPU-hours" in text
-    assert "\x1b[32m\N{FULL BLOCK}" in text
-    plain = re.sub("\x1b\\[[0-9;]*m", "", text)
-    assert all(wcwidth.wcswidth(line) <= columns for line in plain.split("\r\n"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from tests.support.locked import held
 from tests.support.machine import LIMIT_S, program
 from tests.support.main import both_reserved, run_command, start_python
 from tests.support.processes import US, is_running, living, queue, wait_for
-from tests.support.reserving import of_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,15 +67,6 @@ def test_signal_dispositions_are_unchanged(here: Here, before: tuple[str, ...]) 
     expected = here.command(*before, *show).stdout
     assert expected.count("\n") == 3
     assert here.command(*before, *US, "run", "--", *show).stdout == expected
-
-
-def test_script_that_opens_low_descriptors_keeps_its_gpu(here: Here) -> None:
-    """A shell script that opens the descriptors 3 to 9 does not close the lock."""
-    opens = "".join(f"exec {number}>file; " for number in range(3, 10))
-    unset = "env -u CUDA_VISIBLE_DEVICES -u RESERVE_GPU_HELD"
-    done = run_command(here, "0", "--", "sh", "-c", f"{opens}{unset} {RUN} 0 -- echo acquired")
-    assert "acquired" not in done.stdout
-    assert of_gpu(done.stderr).startswith("reserved: ")
 
 
 @pytest.mark.promise
@@ -198,29 +187,6 @@ def test_python_command_has_the_reservation(here: Here) -> None:
         assert child.run("reserve_gpu.current()").value is None
 
 
-def test_python_command_can_change_its_reservation(here: Here) -> None:
-    """A `with` block in the command ends only its own reservation."""
-    with start_python(here) as child:
-        for _ in range(2):
-            assert child.run("with reserve_gpu.reserve(): pass").error is None
-        assert (held(here), child.visible()) == ([0], "0")
-        assert child.reserve("1").value == "1"
-        assert held(here) == [1]
-        assert child.reserve("[0, 1]").value == "0,1"
-        assert child.reserve("count=1").value == "0"
-        assert held(here) == [0]
-
-
-def test_python_command_without_a_gpu_can_reserve_later(here: Here) -> None:
-    """The empty CUDA_VISIBLE_DEVICES of --optional does not limit later reservations."""
-    with both_reserved(here) as rivals, start_python(here, "--optional") as child:
-        assert child.visible() == ""
-        rivals.close()
-        assert child.reserve().value == "0"
-        child.run("reserve_gpu.release()")
-        assert child.visible() is None
-
-
 # The child of the fork writes to a pipe once the fork hooks have run.
 FORK = """
 import time
@@ -270,17 +236,6 @@ def test_shared_gpu(here: Here) -> None:
         assert held(here) == []
 
 
-@pytest.mark.parametrize("adopt", ["None", "reserve_gpu.current()"])
-def test_deleted_lock_file_is_locked_again(here: Here, adopt: str) -> None:
-    """A command whose lock file was deleted can reserve the GPU again."""
-    with start_python(here, "0") as child:
-        child.run(adopt)
-        (here.locks / f"{here.uuid('0')}.lock").unlink()
-        assert held(here) == []
-        assert child.reserve("0").value == "0"
-        assert held(here) == [0]
-
-
 @pytest.mark.promise
 def test_ipython_has_the_reservation(here: Here) -> None:
     """In IPython, %reserve_gpu shows the reservation of the command again."""
@@ -290,16 +245,6 @@ def test_ipython_has_the_reservation(here: Here) -> None:
     assert "GPU0" in done.stderr
     assert done.stdout.startswith(f"{done.stderr}['0']\n"), done.stdout
     assert "CUDA_VISIBLE_DEVICES is not set" in done.stdout
-
-
-def test_handover_uses_one_short_variable(here: Here) -> None:
-    """RESERVE_GPU_HELD contains the pid, the start time and a file descriptor."""
-    done = run_command(here, "-q", "--", "sh", "-c", "echo $$; env")
-    pid, *lines = done.stdout.splitlines()
-    variables = dict(line.split("=", 1) for line in lines)
-    (own,) = {name for name in variables if name.startswith("RESERVE_GPU_")} - here.environ().keys()
-    assert own == "RESERVE_GPU_HELD"
-    assert re.fullmatch(rf"{pid} [0-9]+ 1[0-9][0-9]", variables[own])
 
 
 def test_handover_without_memfd_create(here: Here) -> None:
@@ -336,16 +281,6 @@ def test_second_reservation_below_a_command_is_refused(here: Here) -> None:
     assert "reserve()" in message
     assert "leave out reserve-gpu run here" in done.stderr
     assert (visible, code) == ("0", "75")
-
-
-def test_optional_and_part_below_a_command(here: Here) -> None:
-    """--optional continues with the GPU of the command; a part is possible on a shared GPU."""
-    show, part = "printenv CUDA_VISIBLE_DEVICES", "--memory=1GB"
-    shell = f"{RUN} --optional -- {show}\n{RUN} {part} -- {show}; echo $?"
-    done = run_command(here, "1", "--", "sh", "-c", shell)
-    assert done.stdout == "1\n75\n", done.stderr
-    done = run_command(here, part, "1", "--", "sh", "-c", f"{RUN} {part} -- {show}")
-    assert done.stdout == "1\n", done.stderr
 
 
 # -- launchers -------------------------------------------------------------------------------------
@@ -386,13 +321,7 @@ def test_ranks_get_one_gpu_each(here: Here) -> None:
     assert "reserve-gpu run --wait 5m -- true" in other.stderr
 
 
-def test_kernels_are_not_ranks(here: Here) -> None:
-    """Two kernels of one process are not treated as ranks of a launcher."""
-    with here.kernel() as first, here.kernel() as second:
-        first.run("%reserve_gpu -n 2")
-        shown = str(second.run("%reserve_gpu"))
-    assert "You hold GPU0 and GPU1" in shown
-    assert "at most" not in shown
+# -- processes below the command -------------------------------------------------------------------
 
 
 @pytest.mark.promise
@@ -409,9 +338,6 @@ def test_parallel_make(here: Here, script: str) -> None:
     jobs, _, gpus = zip(*map(str.split, done.stdout.splitlines()), strict=True)
     assert sorted(jobs) == ["a", "b", "c"]
     assert {*gpus} <= {"0", "1"}
-
-
-# -- check -----------------------------------------------------------------------------------------
 
 
 def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,15 @@
-"""Interrupted changes of ipython_config.py, and a file that is a mount point."""
+"""Interrupted changes of ipython_config.py."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from reserve_gpu.commands.setup import config_file, setup
-from tests.support.locked import needs_root, watched
-from tests.support.machine import ROOT
+from tests.support.locked import watched
 from tests.support.profiles import CONFIG_FILE, Home
 
 PYTHON = b"/one/bin/python3.11"
@@ -72,22 +69,3 @@ def test_interruption_leaves_the_old_file_or_the_new(
         for name in files:
             (home.path / name).unlink()
     assert seen == {before, after}
-
-
-@needs_root
-def test_mounted_file_stays(home: Home) -> None:
-    """A file that is a mount point is unchanged, and no copy of it is left."""
-    mounted = home.path / "mounted"
-    mounted.write_bytes(b"x = 1\n")
-    home.write(b"")
-    add = "import sys; from reserve_gpu.commands.setup.config_file import Config; "
-    add += "Config(sys.argv[1], b'/one/bin/python3.11').add()"
-    mount = 'mount --bind "$0" "$1" || exit 99; exec "$2" -c "$3" "$1"'
-    words = ("unshare", "-m", "sh", "-c", mount, mounted, home.config, sys.executable, add)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environ, text=True, capture_output=True, check=False, cwd="/")
-    if done.returncode == 99 or "unshare" in done.stderr:
-        pytest.skip("nothing can be mounted here")
-    assert f"SetupError: {home.config} can't be written" in done.stderr
-    assert mounted.read_bytes() == b"x = 1\n"
-    assert home.configuration() == {CONFIG_FILE: b""}

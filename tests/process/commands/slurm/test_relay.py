@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.machine import LIMIT_S, ROOT
-from tests.support.processes import US, is_running, wait_for
-from tests.support.slurm_kernels import ProvisionedKernel, TcpKernel, make_srun
+from tests.support.processes import is_running, wait_for
+from tests.support.slurm_kernels import ProvisionedKernel, TcpKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,39 +136,6 @@ def test_other_user_is_refused_on_each_port(machine: Machine, kernel: TcpKernel)
     assert kernel.run(PRINT_42).stdout == "42\n"
 
 
-# Connects to each port repeatedly, until its stdin ends; prints a line after the first round.
-FLOOD = """
-import select, socket, sys
-ports, printed = sys.argv[1:], False
-while not select.select([sys.stdin], [], [], 0)[0]:
-    batch = [socket.socket() for _ in range(60) for _ in ports]
-    for connection, port in zip(batch, ports * 60):
-        connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", int(port)))
-    for connection in batch:
-        connection.close()
-    if not printed:
-        printed = print("flooding", flush=True) is None
-"""
-
-
-def test_flood_of_connections_delays_no_message(machine: Machine, kernel: TcpKernel) -> None:
-    """While another user floods its ports, a kernel runs cells and accepts its client."""
-    run_as_nobody(machine, sys.executable, "-c", "")
-    before = kernel.run(PRINT_PID).stdout
-    argv = [*NOBODY, sys.executable, "-c", FLOOD, str(kernel.port("shell")), str(kernel.port("hb"))]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=machine.environ(), cwd="/") as flood:
-        assert flood.stdin
-        assert flood.stdout
-        try:
-            assert flood.stdout.readline() == b"flooding\n"
-            check_heartbeat(kernel)
-            assert kernel.run(PRINT_PID).stdout == before
-        finally:
-            flood.stdin.close()
-
-
 def test_relay_keeps_its_folder(machine: Machine) -> None:
     """A connection reaches the relay even if another folder has the name of its folder."""
     with (
@@ -182,32 +149,6 @@ def test_relay_keeps_its_folder(machine: Machine) -> None:
             other.bind(str(path))
             other.listen()
             check_heartbeat(kernel)
-
-
-# Lines of a job before those of its kernel: messages of a prolog, and other JSON values.
-PRINTED = [
-    *("loading modules", "", "5", "null", "[]", "{}", '"ab"', '["job"]', '["failed"]'),
-    *('["shell"]', '["shell", "x"]', '["iopub", 5]', '["started"]', '[["job"]]', "[" * 100_000),
-]
-
-
-@pytest.mark.full
-def test_other_lines_of_a_job_are_skipped(machine: Machine) -> None:
-    with closing(TcpKernel(machine, PRINTED)) as kernel:
-        assert kernel.run(PRINT_42).stdout == "42\n"
-
-
-def test_used_port_is_an_error(machine: Machine) -> None:
-    """If another process uses the client's port, the relay ends with one line."""
-    from jupyter_client.connect import write_connection_file
-
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        path, _ = write_connection_file(
-            str(machine.folder / "file.json"), shell_port=used.getsockname()[1]
-        )
-        done = machine.command(*US, "kernel", "slurm", "-f", path, "--", make_srun(machine))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "can't listen" in done.stderr
 
 
 # -- without a port --------------------------------------------------------------------------------

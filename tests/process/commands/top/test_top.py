@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,20 +56,6 @@ def test_changes_are_shown_until_a_key_ends_it(machine: Machine, top: Any, key: 
     assert LEAVE_SCREEN in text
     assert code == 0
     assert "Traceback" not in text
-
-
-def test_the_clock_runs_although_nothing_changes(top: Any) -> None:
-    top.expect(r"\d\d:\d\d:\d\d   q quit")
-    top.expect(r"\x1b\[[78]G\d")  # only the digits of the clock are written
-
-
-def test_a_resized_terminal_is_drawn_again(top: Any) -> None:
-    for size in ((4, 20), (1, 1), (30, 100)):
-        top.setwinsize(*size)
-        time.sleep(0.1)  # as fast as a user
-    top.expect("q quit")
-    top.send("q")
-    assert wait_for_end(top)[1] == 0
 
 
 @pytest.mark.full

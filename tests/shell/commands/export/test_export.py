@@ -3,60 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
 from reserve_gpu.commands.export import prometheus
-from reserve_gpu.render.layout import Layout
-from reserve_gpu.render.phrases import STRONG
-from reserve_gpu.render.pictures import Picture
-from reserve_gpu.render.progress import Frame
-from reserve_gpu.render.progress import Terminal as LiveTerminal
 from tests.support.export import metrics, values
-from tests.support.status import Terminal
 
 if TYPE_CHECKING:
     from tests.support.commandline import CommandLine
     from tests.support.here import Here
-
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def test_with_force_color_a_pipe_gets_colours_and_the_width_of_a_screen(
-    here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`watch` sets COLUMNS: https://man7.org/linux/man-pages/man1/watch.1.html."""
-    monkeypatch.setenv("COLUMNS", "50")
-    with here.rival(note="a long story " * 10):
-        plain = typed("status").stdout
-        monkeypatch.delenv("NO_COLOR")
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        coloured = typed("status").stdout
-    bare = COLOURS.sub("", coloured)
-    assert "\x1b" not in plain
-    assert "\x1b[" in coloured
-    assert "\x1b" not in bare
-    assert max(map(len, bare.splitlines())) <= 50 < max(map(len, plain.splitlines()))
-
-
-@pytest.mark.parametrize(("name", "is_colored"), [("NO_COLOR", False), ("OTHER", True)])
-def test_with_no_color_a_terminal_gets_no_colours(
-    here: Here, monkeypatch: pytest.MonkeyPatch, name: str, *, is_colored: bool
-) -> None:
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("TERM", "xterm")
-    live = Terminal()
-    LiveTerminal(live).show(Frame(Picture(Layout([(("words", STRONG),)]))))
-    assert ("\x1b[1m" in live.getvalue()) is is_colored
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    assert ("\x1b[" in reserve_gpu.status().picture().to_text()) is is_colored
-
 
 # -- metrics ---------------------------------------------------------------------------------------
 
@@ -95,17 +53,6 @@ def test_the_sensors_of_a_split_gpu_are_reported_once(here: Here) -> None:
     ((_, gpu),) = values(series, "info", "index", "gpu_uuid").keys() - {("0:1", "")}
     assert values(series, "power_usage_watts", "index", "uuid") == {("0", gpu): 90}
     assert values(series, "free", "index") == {("0:0",): 1, ("0:1",): 0}
-
-
-def test_promises_and_uses_are_summed_by_user(here: Here) -> None:
-    here.write(f"gpu\n memory 40960\n compute {os.getpid()} 300\ngpu\n memory 40960")
-    with here.rival(part_mib=1024), here.rival(part_mib=3072):
-        series = metrics(prometheus.text(reserve_gpu.status()))
-    ((_, user),) = values(series, "user_memory_promised_bytes", "index", "username")
-    assert values(series, "user_memory_promised_bytes", "index") == {("0",): 4 << 30}
-    assert values(series, "user_memory_used_bytes", "index", "username") == {("0", user): 600 << 20}
-    available = values(series, "memory_promisable_bytes", "index")
-    assert available == {("0",): 36 << 30, ("1",): 40 << 30}
 
 
 def test_unknown_values_have_no_samples(here: Here) -> None:

@@ -62,19 +62,3 @@ def test_the_kernelspec_has_hosts_and_request(here: Here, typed: CommandLine) ->
 def test_a_given_end_replaces_the_default_one(here: Here, typed: CommandLine, end: str) -> None:
     spec = install_for_hosts(here, typed, "--hosts", "lab1", end)
     assert spec["metadata"]["kernel_provisioner"]["config"]["wishes"] == [end]
-
-
-@pytest.mark.parametrize("words", [["--hosts"], ["--hosts", "-x"], ["--hosts", "a;b"]])
-def test_invalid_hosts_are_refused(here: Here, typed: CommandLine, words: list[str]) -> None:
-    assert typed("kernel", "install", "--prefix", ".", *words).code == 2
-    assert not (here.folder / "share").exists()
-
-
-def test_the_error_shows_how_to_install_missing_packages(
-    typed: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("ipykernel", "sshpyk"):
-        monkeypatch.setitem(sys.modules, module, None)
-    done = typed("kernel", "install", "--prefix", ".", "--hosts", "lab1")
-    assert (done.code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.endswith("-m pip install ipykernel 'sshpyk>=1.25'\n")

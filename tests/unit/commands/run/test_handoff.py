@@ -16,30 +16,18 @@ from tests.support.handoff import OURS, suggestion
         "/usr/bin/sudo -u bob -E A=1 {} python t.py",
         "sudo -ubob -- {} sh -c 'a b'",
         "sudo --user bob {} python t.py",
-        "sudo -i {} COMMAND ...",
-        "doas -u bob {} python t.py",
-        "pkexec --user bob {} python t.py",
-        "run0 {} python t.py",
         "screen -dmS work {} python t.py",
         "systemd-run --user -p A=b {} python t.py",
-        "systemd-run --unit x {} python t.py",
-        "nohup sudo {} python t.py",
         "env -u A B=1 nice -n 5 sudo {} python t.py",
         "timeout -k 5 1h sudo {} python t.py",
-        "xvfb-run -a -s '-screen 0' sudo {} x",
         "setsid -w stdbuf -oL taskset -c 0-3 sudo {} x",
         "su - bob -c '{} python t.py'",
-        "ssh lab1 {} python t.py",
         "ssh -t -p 22 bob@lab1 {} COMMAND ...",
     ],
 )
 def test_reserve_gpu_is_put_behind_a_program_that_drops_the_reservation(line: str) -> None:
     command = line.replace(" {} COMMAND ...", "").replace("{} ", "")
     assert suggestion(command) == line.replace("{}", OURS)
-
-
-def test_a_login_shell_without_a_command_gets_one() -> None:
-    assert suggestion("su -l") == f"su -l -c '{OURS} COMMAND ...'"
 
 
 def test_a_command_with_shell_syntax_stays_one_word_on_another_machine() -> None:
@@ -54,10 +42,6 @@ GPUS = '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""'
 @pytest.mark.parametrize(
     ("line", "inner"),
     [
-        (
-            "docker run --rm --gpus all IMAGE python t.py",
-            f"exec docker run {GPUS} --rm IMAGE python t.py",
-        ),
         (
             "docker -H unix:///x run -d --gpus=0 IMAGE",
             f"exec docker -H unix:///x run {GPUS} IMAGE",
@@ -80,18 +64,15 @@ def test_a_container_runs_in_the_foreground_with_the_reserved_gpu(line: str, inn
     "line",
     [
         "python train.py -d sudo",
-        "nohup nice -n 5 python sudo",
         "env A=1 python t.py",
         "env -S 'sudo x'",
         "timeout 5",
         "sh -c 'sudo python t.py'",
         "systemd-run --user --scope python t.py",
         "su bob -c 'python t.py'",
-        "runuser -u bob -- python t.py",
         "docker ps",
         "docker run -e CUDA_VISIBLE_DEVICES --gpus all IMAGE prog -d",
         "docker run --gpus device=0 IMAGE",
-        "mpirun -n 4 python t.py",
     ],
 )
 def test_a_program_that_keeps_the_reservation_is_allowed(line: str) -> None:
@@ -102,7 +83,6 @@ def test_a_program_that_keeps_the_reservation_is_allowed(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "typed"),
     [
-        ("env CUDA_VISIBLE_DEVICES=1 python t.py", "reserve-gpu run 1 -- python t.py"),
         ("env A=b CUDA_VISIBLE_DEVICES=0,1 python", "reserve-gpu run 0,1 -- env A=b python"),
         ("nice env CUDA_VISIBLE_DEVICES= python t.py", "reserve-gpu run -- nice python t.py"),
     ],

@@ -60,7 +60,6 @@ def with_user_code(inside: str) -> bytes:
         ("    x = 1\n", f"import importlib.util\n{config_file.GUARD.decode()}\n    x = 1\n"),
         ("    # a remark\n", "    # a remark\n"),
         ("print(importlib.util)\n", "import importlib.util\nprint(importlib.util)\n"),
-        ("c.TerminalIPythonApp.extensions = ['reserve_gpu']\n",) * 2,
     ],
 )  # fmt: skip
 def test_added_lines_stay_if_user_code_needs_them(inside: str, stays: str) -> None:

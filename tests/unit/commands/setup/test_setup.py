@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import warnings
 from typing import TYPE_CHECKING
 
@@ -15,18 +14,12 @@ from reserve_gpu.model.errors import RequestError
 if TYPE_CHECKING:
     from pathlib import Path
 
-USER = pwd.getpwuid(os.geteuid())
-
 
 @pytest.mark.parametrize(
     ("variables", "folders"),
     [
         pytest.param({}, [], id="home"),
-        pytest.param({"IPYTHONDIR": "{home}/ipython dir"}, [], id="IPYTHONDIR"),
-        pytest.param({"IPYTHONDIR": "../ipython"}, [], id="relative path"),
         pytest.param({"IPYTHONDIR": "~/ipython"}, [], id="tilde"),
-        pytest.param({"IPYTHONDIR": f"~{USER.pw_name}/{{below}}/ipython"}, [], id="user name"),
-        pytest.param({"IPYTHONDIR": "{home}/./x/..//ipython/"}, [], id="dots"),
         pytest.param({"XDG_CONFIG_HOME": "{home}/xdg"}, ["xdg/ipython"], id="XDG"),
         pytest.param(
             {"XDG_CONFIG_HOME": "{home}/xdg"}, ["xdg/ipython", ".ipython"], id="XDG and home"
@@ -48,9 +41,8 @@ def test_directory_is_the_same_as_ipython_s(
     monkeypatch.chdir(home / "here")
     for name in ("IPYTHONDIR", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    below = os.path.relpath(home, USER.pw_dir)
     for name, value in {"HOME": "{home}", **variables}.items():
-        monkeypatch.setenv(name, value.format(home=home, below=below))
+        monkeypatch.setenv(name, value.format(home=home))
     ours = setup.ipython_directory()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -47,18 +47,6 @@ def test_processes_are_listed_by_memory_as_far_as_there_is_room(
     assert "\x1b" not in text
 
 
-def test_no_process_is_listed_without_a_title() -> None:
-    assert live.processes(ROWS[:1], 80, 20) == []
-
-
-def test_commands_start_in_one_column_and_end_with_the_screen() -> None:
-    found = tuple(Process(pid, 1024, "bob" * pid, "python" * 9) for pid in (1, 2))
-    rows = (ROWS[0]._replace(processes=found),)
-    _, _, *lines = map(plain, live.processes(rows, 60, 20))
-    assert len({line.index("python") for line in lines}) == 1
-    assert [len(line) for line in lines] == [60, 60]
-
-
 class Screen:
     """A curses window of 24 lines.
 
