@@ -54,18 +54,12 @@ class Scene(NamedTuple):
 
 START_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
 SCENES = {
-    "busy": Scene("gpu\n used 6000"),
     "reserved by another notebook": Scene("gpu", holder="", helps="reserve-gpu release"),
-    "reserved by a process that uses it": Scene("gpu\n compute {holder} 300", holder=""),
     "one of two": Scene("gpu\ngpu\n used 6000", "-n 2", helps="-n 1"),
     "a part is too large": Scene("gpu", "--memory 7GB", "memory='4GB'", helps="-.*memory 4.2GiB"),
-    "a part of a reserved GPU": Scene("gpu", "--memory 7GB", ""),
     "hidden": Scene("gpu\ngpu", "1", visible="-1", helps="pop|env -u"),
-    "MIG": Scene("gpu\n mig on\n instance 0\n  used 4000\n instance 1\n  used 4000"),
-    "a broken GPU": Scene("gpu\nfail nvmlDeviceGetHandleByIndex_v2 0 15"),
     "CUDA has started": Scene("gpu\ngpu", first=START_CUDA),
     "no driver": Scene("fail nvmlInit_v2 * 9"),
-    "no visible GPU": Scene("count 0"),
 }
 
 
@@ -83,12 +77,10 @@ def in_order(lines: list[str]) -> list[str]:
 def held_by_another(machine: Machine, scene: Scene, stack: ExitStack) -> None:
     """Set the scene: the machine, and another notebook's reservation."""
     machine.write("gpu")
-    pid = 0
     if scene.holder is not None:
         child = stack.enter_context(machine.child(JPY_SESSION_NAME="other.ipynb"))
         assert not child.run(f"reserve_gpu.reserve({scene.holder})").error
-        pid = child.pid
-    machine.write(scene.machine.replace("{holder}", str(pid)))
+    machine.write(scene.machine)
 
 
 # -- in a notebook ---------------------------------------------------------------------------------
@@ -134,19 +126,11 @@ def test_suggestions_in_a_notebook(machine: Machine, scene: Scene) -> None:
 IN_SHELLS = {name: scene for name, scene in SCENES.items() if not scene.first}
 # Arguments of `reserve-gpu` with a mistake.
 MISTAKES = {
-    "assignment": "run -- A=1 true",
     "assignment to CUDA_VISIBLE_DEVICES": "run -- CUDA_VISIBLE_DEVICES=0 true",
-    "quoted command": "run -- 'true x'",
     "two commands": "run -- 'cd / && true'",
-    "cd": "run -- cd / '&&' true",
     "script with Windows line ends": "run -- ./crlf.sh",
-    "script of a removed shell": "run -- ./stale.sh",
-    "script without permission to run": "run -- ./plain.sh",
     "no --": "run 0 true",
-    "only a GPU": "0",
     "options without run": "-n 1 -- true",
-    "program without run": "env true",
-    "check without a reservation": "check",
 }
 
 
@@ -180,12 +164,10 @@ def test_suggestions_in_a_shell(machine: Machine, scene: Scene) -> None:
 @pytest.mark.parametrize("line", MISTAKES.values(), ids=MISTAKES)
 def test_correction_of_a_mistake_is_valid(machine: Machine, line: str) -> None:
     environ = Scene("").environ
-    for name, first in {"crlf": "#!/bin/sh\r", "stale": "#!/gone/sh", "plain": "#!/bin/sh"}.items():
-        script = machine.folder / f"{name}.sh"
-        script.write_bytes(f"{first}\ntrue\n".encode())
-        script.chmod(0o644 if name == "plain" else 0o755)
+    script = machine.folder / "crlf.sh"
+    script.write_bytes(b"#!/bin/sh\r\ntrue\n")
+    script.chmod(0o755)
     done = machine.command("sh", "-c", f"{sys.executable} -m reserve_gpu {line}", **environ)
     said = done.stdout + done.stderr
     typed = [each for each in IN_A_SHELL.findall(said) if OURS.search(each)][-1]
-    # The check fails if a framework has no CUDA support.
-    assert assert_runs(machine, typed, environ) in ({0, 1} if "check" in line else {0}), said
+    assert assert_runs(machine, typed, environ) == 0, said

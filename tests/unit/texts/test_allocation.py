@@ -22,32 +22,17 @@ NOW = 1_795_000_000.0  # 2026-11-18 12:06 in Berlin
     [
         "[limits]\ngpus = true",
         "[limits]\ngpus = -1",
-        "[limits]\ngpus = nan",
-        "[limits]\ngpus = 1.0",
         "[limits]\ngpus = 9999999999",
-        '[limits]\ngpus = "2"',
-        "[limits]\ntime = true",
         "[limits]\ntime = inf",
         '[limits]\ntime = "0h"',
-        '[limits]\ntime = "24"',
-        '[limits]\ntime = "34723d"',
-        '[limits]\nidle = "-1h"',
-        "[limits]\ntime = 07:30:00",
         '[limits]\nafter_cuda = "kill"',
-        "[limits]\nafter_cuda = []",
-        "[limits]\ngpu = 1",
         '[limits]\n"g\\u001b[31m" = 1',
         "[limit]\ngpus = 1",
-        "limits = 3",
         "[users]\nalice = 3",
-        "[agents]\ngpu = 1",
-        "[groups.x]\ngpus = []",
         "message = 3",
         "history = 3",
-        '[devices]\ndrain = "GPU-1"',
         "[devices]\ndrain = [true]",
         '[devices]\ndrain = ["x y"]',
-        '[devices]\ndrian = ["1"]',
     ],
 )
 def test_a_mistake_in_the_administrators_file(text: str, snapshot: SnapshotAssertion) -> None:
@@ -62,36 +47,20 @@ def test_a_mistake_in_the_administrators_file(text: str, snapshot: SnapshotAsser
     "arguments",
     [
         {"devices": ""},
-        {"devices": []},
         {"devices": "all"},
-        {"devices": -1},
         {"devices": "0,1", "count": 1},
-        {"devices": "0", "count": 2},
         {"count": 0},
-        {"count": True},
-        {"count": 1.5},
-        {"count": float("nan")},
-        {"count": "two"},
-        {"min_memory": "lots"},
         {"min_memory": -1},
-        {"min_memory": True},
-        {"min_memory": "50%"},
         {"min_memory": "999.9"},
-        {"min_memory": 0.5},
         {"memory": 16},
         {"memory": "0GB"},
         {"memory": "0%"},
         {"memory": "101%"},
-        {"memory": "1e1%"},
         {"name": 5},
         {"note": 5},
         {"for_": "0s"},
-        {"for_": "34723d"},
         {"for_": "tomorrow"},
-        {"for_": "tomorrow 9am"},
-        {"for_": "someday"},
         {"for_": "1h", "until": "18:00"},
-        {"idle": "tomorrow"},
         {"until": "10m"},
         {"until": "soon"},
         {"if_wanted": True},
@@ -107,7 +76,7 @@ def test_an_invalid_request(arguments: dict[str, Any], snapshot: SnapshotAsserti
     assert str(caught.value) == snapshot
 
 
-@pytest.mark.parametrize("wait", ["3", "10x", "0,1", "forever", " unlimited "])
+@pytest.mark.parametrize("wait", ["3", "0,1", "forever"])
 def test_an_invalid_wait(wait: str, snapshot: SnapshotAssertion) -> None:
     """The error for a number, devices or a word for "no limit" says how to write the wait."""
     with pytest.raises(RequestError) as caught:
@@ -121,23 +90,4 @@ def test_an_invalid_end_time(text: str, snapshot: SnapshotAssertion) -> None:
     """The error says whether the time can't be read, is in the past or is too far away."""
     with pytest.raises(RequestError) as caught:
         parsing.parse_moment(text, NOW)
-    assert str(caught.value) == snapshot
-
-
-@pytest.mark.usefixtures("berlin")
-@pytest.mark.parametrize("text", ["soon", "@1795000060"])
-def test_an_invalid_start_of_a_report(text: str, snapshot: SnapshotAssertion) -> None:
-    """The error says whether the time can't be read or is in the future."""
-    with pytest.raises(RequestError) as caught:
-        parsing.parse_since(text, NOW)
-    assert str(caught.value) == snapshot
-
-
-def test_an_invalid_idle_memory(
-    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
-) -> None:
-    """The error for an invalid $RESERVE_GPU_IDLE_MEMORY names the variable."""
-    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "plenty")
-    with pytest.raises(RequestError) as caught:
-        request.idle_mib()
     assert str(caught.value) == snapshot

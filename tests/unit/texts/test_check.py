@@ -26,7 +26,6 @@ from tests.support.check import (
     NO_LIBRARY,
     ONE,
     OTHER,
-    UNHELD,
     answer,
     failed_driver,
 )
@@ -40,30 +39,18 @@ REMOVED = "libcudnn.so.9: cannot open shared object file"
 
 ANSWERS: dict[str, tuple[FrameworkAnswer, Expectation]] = {
     "fits": (answer(), HELD),
-    "fits two GPUs in their order": (answer(devices=[ONE, OTHER]), HELD_BOTH),
-    "fits without a reservation": (answer(), UNHELD),
     "has code for a later minor version": (
         answer(targets=BUILT_FOR, capabilities=[[8, 9]]), HELD,
     ),
     "has code for the first GPU only": (
         answer(targets=BUILT_FOR, capabilities=[[9, 0], [7, 0]], devices=[ONE, OTHER]), HELD_BOTH,
     ),
-    "sees another GPU without code for it": (
-        answer(targets=BUILT_FOR, capabilities=[[7, 0]], devices=[ONE, OTHER]), HELD,
-    ),
     "sees both GPUs in the other order": (answer(devices=[OTHER, ONE]), HELD_BOTH),
-    "sees one of two GPUs": (answer(), HELD_BOTH),
     "also sees an unreserved GPU": (answer(devices=[ONE, OTHER]), HELD),
-    "sees a GPU that the driver does not list": (answer(devices=[None]), HELD),
-    "sees other GPUs than the driver": (answer(devices=[ONE, OTHER]), UNHELD),
     "variable changed after the reservation": (
         answer(devices=[OTHER], visible="2"), HELD._replace(visible="2"),
     ),
-    "variable unset after the reservation": (
-        answer(devices=[OTHER], visible=None), HELD._replace(visible=None),
-    ),
     "import changes the variable": (answer(devices=[OTHER], visible="2"), HELD),
-    "import unsets the variable": (answer(devices=[OTHER], visible=None), HELD),
     "import hides all GPUs": (answer(devices=[], visible=""), HELD),
     "CPU build": (answer(build=None, devices=[]), HELD),
     "variable is empty": (
@@ -73,14 +60,9 @@ ANSWERS: dict[str, tuple[FrameworkAnswer, Expectation]] = {
         answer(devices=[], visible="9"), Expectation(visible="9", driver=failed_driver(100)),
     ),
     "driver opens no GPU": (answer(devices=[]), HELD._replace(driver=failed_driver(100))),
-    "driver does not start, and the variable is empty": (
-        answer(devices=[], visible=""), Expectation(visible="", driver=failed_driver(803)),
-    ),
-    "no driver library": (answer(devices=[]), HELD._replace(driver=NO_LIBRARY)),
     "driver's own row without its library": (NO_LIBRARY, HELD._replace(driver=NO_LIBRARY)),
     "driver is too old": (answer(build="13.0", devices=[]), HELD),
     "error of the framework": (answer(build="12.9", devices=[], error="E: no"), HELD),
-    "last line of stderr": (answer(build="", devices=[], stderr="W no"), HELD),
     "no device and no reason": (answer(devices=[]), HELD),
     "import fails": (FrameworkAnswer(error=f"ImportError: {REMOVED}", is_done=True), HELD),
     "timeout": (answer(is_done=False, code=None, limit_s=9.0), HELD),
@@ -107,7 +89,6 @@ def test_advice(code: int, snapshot: SnapshotAssertion) -> None:
     ("code", "awaits_ready_state"),
     [
         pytest.param(802, True, id="GPUs await the ready state"),
-        pytest.param(802, False, id="confidential computing is off"),
         pytest.param(803, True, id="another error"),
     ],
 )
@@ -125,8 +106,6 @@ TORCH = evaluate("PyTorch", answer(), HELD)
 ABSENT = Finding("JAX", Verdict.ABSENT), Finding("Numba", Verdict.ABSENT)
 NOT_READY = HELD._replace(driver=failed_driver(802))
 CHECKS = {
-    "every framework fits": Check((DRIVER, TORCH), (GPU1,), "1", "/opt/python"),
-    "some are not installed": Check((DRIVER, TORCH, *ABSENT), (GPU1, GPU2), "1,2", "/opt/python"),
     "none is installed": Check((DRIVER, *ABSENT), (GPU1,), "1", "/opt/python"),
     "nothing is reserved and the driver is not ready": Check(
         (evaluate("CUDA driver", NOT_READY.driver, NOT_READY),

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
-from reserve_gpu.model.devices import Device, State, Usage
-from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.requests import Lease, ReservationTerms, Rule, Size
-from reserve_gpu.render import contacts, phrases
+from reserve_gpu.render import phrases
 from reserve_gpu.render.frontends import MAGIC, PYTHON
 from tests.support.frontends import FACES, GPU0, GPU1
 from tests.support.holders import a_holder, changed
@@ -19,6 +17,7 @@ from tests.support.holders import a_holder, changed
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
 
+    from reserve_gpu.model.holders import Holder
     from reserve_gpu.render.frontends import Frontend
 
 # Local times that never become the current day, so the texts include the date.
@@ -50,7 +49,6 @@ def describe(
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param({"lease": Lease(until=FUTURE)}, id="until a time"),
         pytest.param({"lease": Lease(until=FUTURE, is_jobs=True)}, id="until the job's end"),
         pytest.param({"lease": IDLE}, id="until a time or idle"),
         pytest.param(
@@ -71,7 +69,6 @@ def test_lease_has_begun(snapshot: SnapshotAssertion, fields: dict[str, Any]) ->
         pytest.param({"lease": TIME._replace(if_wanted=True)}, id="time, if wanted"),
         pytest.param({"lease": IDLE, "is_by_idleness": True}, id="idle"),
         pytest.param({"lease": TIME._replace(is_jobs=True)}, id="job"),
-        pytest.param({"is_joined": True}, id="joined process"),
         pytest.param({"rule": RULE, "longer_s": 5430.0}, id="rule allows 90 minutes"),
         pytest.param({"rule": RULE, "longer_s": 59.0}, id="rule allows no extension"),
     ],
@@ -94,7 +91,6 @@ def test_lease_has_ended(
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param({"children": CHILDREN[:1], "size": PART}, id="part, one child process"),
         pytest.param(
             {"children": CHILDREN, "devices": [GPU0, GPU1], "size": PART, "frontend": PYTHON},
             id="two parts, five child processes",
@@ -120,14 +116,11 @@ def with_lease(lease: Lease, **changes: Any) -> Holder:
 @pytest.mark.parametrize(
     "lease",
     [
-        pytest.param(Lease(), id="no end"),
         pytest.param(UNTIL_6PM, id="time"),
         pytest.param(Lease(idle_s=HOUR_S), id="idle"),
         pytest.param(UNTIL_6PM._replace(idle_s=1800.0), id="time or idle"),
         pytest.param(UNTIL_6PM._replace(if_wanted=True), id="time, if wanted"),
-        pytest.param(Lease(idle_s=HOUR_S, if_wanted=True), id="idle, if wanted"),
         pytest.param(UNTIL_6PM._replace(is_jobs=True, if_wanted=True), id="job"),
-        pytest.param(SINCE_11AM, id="overdue"),
         pytest.param(SINCE_11AM._replace(if_wanted=True), id="past its end, if wanted"),
     ],
 )
@@ -136,23 +129,3 @@ def test_end_of_a_lease(snapshot: SnapshotAssertion, lease: Lease) -> None:
     others = phrases.plain(phrases.holder_line(holder, NOW))
     own = phrases.plain(phrases.holder_line(holder, NOW, this_process="this kernel"))
     assert f"{others}\n{own}" == snapshot
-
-
-@pytest.mark.parametrize(
-    "holder",
-    [
-        pytest.param(with_lease(UNTIL_6PM), id="time"),
-        pytest.param(
-            with_lease(Lease(idle_s=HOUR_S), last_cell=NOW - 1800.0), id="released when idle"
-        ),
-        pytest.param(with_lease(SINCE_11AM), id="overdue"),
-        pytest.param(with_lease(SINCE_11AM._replace(if_wanted=True)), id="past its end, if wanted"),
-        pytest.param(ALICE, id="only idle"),
-    ],
-)
-def test_next_free_device_and_its_user(snapshot: SnapshotAssertion, holder: Holder) -> None:
-    usage = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
-    device = Device(0, "GPU-0", memory_mib=40960)
-    row = DeviceStatus(device, State.RESERVED, usage, holders=(holder,), is_unused=True)
-    lines = contacts.next_free([row], NOW), contacts.users_to_ask([row], NOW)
-    assert "\n".join(map(phrases.plain, lines)) == snapshot

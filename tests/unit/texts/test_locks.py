@@ -42,13 +42,7 @@ def file(number: int, name: str = "no file") -> str:
     "text",
     [
         pytest.param(directory(errno.ELOOP), id="directory is a link"),
-        pytest.param(directory(errno.ENOTDIR), id="directory is a file"),
         pytest.param(directory(errno.ENOENT), id="directory has no parent"),
-        pytest.param(directory(errno.ENOSPC), id="directory on a full disk"),
-        pytest.param(directory(errno.EDQUOT), id="directory exceeds the quota"),
-        pytest.param(directory(errno.ESTALE), id="directory was lost by the network"),
-        pytest.param(directory(errno.EIO), id="directory on a failing disk"),
-        pytest.param(directory(errno.ENFILE), id="too many open files of all processes"),
         pytest.param(directory(errno.EMFILE), id="too many open files of this process"),
         pytest.param(file(errno.EMFILE), id="too many open files, at a file"),
         pytest.param(file(errno.ELOOP), id="file is a link"),
@@ -59,7 +53,6 @@ def file(number: int, name: str = "no file") -> str:
         pytest.param(file(errno.ENXIO, "passwd"), id="file is a socket"),
         pytest.param(cause(errno.EOPNOTSUPP, FOLDER), id="no flock on this file system"),
         pytest.param(cause(errno.EPERM, FOLDER), id="flock is denied"),
-        pytest.param(cause(errno.ENOMEM, FOLDER), id="flock without memory"),
         pytest.param(
             _hard_link_message(PATH, "GPU-1.lock", os.stat("/etc/passwd")), id="second name"
         ),

@@ -10,7 +10,7 @@ from reserve_gpu.commands.report.totals import Hours
 from reserve_gpu.model import parsing
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.render import terminal
-from tests.support.histories import DAY_S, HOUR_S
+from tests.support.histories import DAY_S
 from tests.support.report import HOSTILE, REPORT, ROWS, TUESDAY, WEEK, WEEKLY
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PLAIN = REPORT._replace(
 EMPTY = WEEKLY._replace(rows={}, days={}, longest_idle=())
 
 
-@pytest.mark.parametrize("width", [160, 100, 45, 38, 30, 20])
+@pytest.mark.parametrize("width", [160, 45, 20])
 def test_report_in_a_terminal(width: int, snapshot: SnapshotAssertion) -> None:
     """A narrow terminal shows no bars, then shorter names, then fewer columns."""
     lines = terminal.lines(PLAIN.picture().layout, width, is_colored=False)
@@ -35,7 +35,6 @@ def test_report_in_a_terminal(width: int, snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        pytest.param(WEEKLY._replace(by="notebook"), id="by notebook"),
         pytest.param(WEEKLY._replace(by="gpu", rows={"GPU0": WEEK["bob"]}), id="by GPU, one row"),
         pytest.param(WEEKLY._replace(user="alice"), id="one user"),
         pytest.param(WEEKLY._replace(cut=("nina",)), id="too many history lines"),
@@ -52,9 +51,6 @@ def test_report_in_a_terminal(width: int, snapshot: SnapshotAssertion) -> None:
             EMPTY._replace(is_kept=False, file="/home/alice/.config/reserve_gpu.toml"),
             id="history disabled",
         ),
-        pytest.param(
-            WEEKLY._replace(days={"2026-11-18": Hours(4, 2, 1.6)}), id="usage partly unknown"
-        ),
     ],
 )
 def test_report(report: Report, snapshot: SnapshotAssertion) -> None:
@@ -68,10 +64,7 @@ TOTAL = Hours(31, 9, 22)
     ("total", "lasts_s"),
     [
         pytest.param(TOTAL, DAY_S, id="one day"),
-        pytest.param(TOTAL, 12 * HOUR_S, id="hours"),
         pytest.param(TOTAL, 5400, id="hours and minutes"),
-        pytest.param(TOTAL, None, id="since a start time"),
-        pytest.param(Hours(1, 1), 7 * DAY_S, id="never idle"),
         pytest.param(Hours(1), 7 * DAY_S, id="usage unknown"),
         pytest.param(Hours(0.03), 7 * DAY_S, id="less than 0.1 hours"),
     ],
@@ -85,13 +78,8 @@ def test_first_line(total: Hours, lasts_s: float | None, snapshot: SnapshotAsser
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param("tomorrow", id="a day in the future"),
         pytest.param("2026-11-24 17:00", id="an hour in the future"),
-        pytest.param("@9999999999", id="a second in the future"),
         pytest.param("7", id="no unit"),
-        pytest.param("-7d", id="negative"),
-        pytest.param("2026-02-30", id="no such date"),
-        pytest.param("", id="empty"),
         pytest.param("\x1b[2J", id="control characters"),
     ],
 )

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.commands.run import lookup
-from reserve_gpu.commands.run.handoff import QUEUES, STARTERS
+from reserve_gpu.commands.run.handoff import STARTERS
 from reserve_gpu.model.errors import CommandError, RequestError
 from tests.support.handoff import OURS, refusal
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
 
+QUEUED = ("at", "sbatch", "tsp", "docker-compose", "gnome-terminal")  # one for each reason
+
 
 @pytest.mark.parametrize(
     "line",
     [
-        *(f"{program} python t.py" for program in (*STARTERS, *QUEUES)),
+        *(f"{program} python t.py" for program in (*STARTERS, *QUEUED)),
         "su - bob",
         "ssh lab1 nvidia-smi",
-        "docker exec box python t.py",
         "docker compose up",
-        "podman start box",
         "docker run IMAGE",
         "docker run -d --gpus device=0 IMAGE",
         "env CUDA_VISIBLE_DEVICES=1 python t.py",
@@ -40,13 +40,11 @@ def test_refusal(line: str, snapshot: SnapshotAssertion) -> None:
     [
         "A=1 python t.py",
         "'CUDA_VISIBLE_DEVICES=1 python t.py'",
-        "'sh t.sh'",
         "'cd x && sh t.sh'",
         "cd x",
         "exec sh t.sh",
         "nosuch x '|' sh",
         "--wait sh",
-        "nosuch",
         "a\x1b[1m=1",
     ],
 )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.commands.setup import config_file
 from reserve_gpu.commands.setup.config_file import Config, SetupError, added
 from tests.support.profiles import BLOCK_OF_ANOTHER, OLD_BLOCK, OWN_LINE
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 PYTHON = b"/one/bin/python3.11"
 BLOCK = added(b"", PYTHON)
-END = BLOCK.index(config_file.TAIL)
 
 
 def text_of(config: Config) -> str:
@@ -32,16 +30,10 @@ def text_of(config: Config) -> str:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(b"x = 1\n", id="no lines"),
         pytest.param(b"x = 1\n" + BLOCK, id="lines removed"),
         pytest.param(OLD_BLOCK, id="file removed"),
         pytest.param(BLOCK.replace(b"import", b"x = 1\nimport", 1), id="1 user line between"),
-        pytest.param(BLOCK.replace(b"import", b"x = 1\n\nimport", 1), id="2 user lines between"),
         pytest.param(BLOCK_OF_ANOTHER, id="lines for another Python"),
-        pytest.param(
-            BLOCK_OF_ANOTHER.replace(b"import", b"# for %s\nimport" % PYTHON, 1),
-            id="lines for two Pythons",
-        ),
         pytest.param(OWN_LINE, id="own line"),
         pytest.param(BLOCK + b"    x = 1\n", id="refused because of an indented line"),
         pytest.param(

@@ -26,11 +26,6 @@ def test_refused_options(srun: str, typed: CommandLine, snapshot: SnapshotAssert
     assert "".join(lines) == snapshot
 
 
-def test_installed(srun: str, here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
-    done = typed("kernel", "install", "--slurm", "--prefix", ".", "--note", "thesis")
-    assert done.stdout.replace(str(here.folder), "FOLDER") == snapshot
-
-
 def test_without_srun(here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
     os.environ["PATH"] = str(here.folder / "none")
     assert typed("kernel", "install", "--slurm", "--prefix", ".").stderr == snapshot

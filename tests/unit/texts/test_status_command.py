@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
-from reserve_gpu.model.holders import DeviceStatus, Holder
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.render import frontends
@@ -46,45 +46,25 @@ def status_of(*rows: DeviceStatus, **fields: Any) -> Status:
 
 STATUSES = {
     # what is free, and how to get a GPU
-    "no GPU": status_of(),
     "one of three GPUs is free": status_of(FREE[0], *RESERVED[1:3]),
-    "two of three GPUs are free": status_of(FREE[0], RESERVED[1], FREE[2]),
-    "one of two devices is free": status_of(FREE[0], DeviceStatus(INSTANCE, State.BUSY)),
-    "five of six devices are free": status_of(
-        RESERVED[0], *FREE[1:], DeviceStatus(INSTANCE._replace(index=5), State.FREE)
-    ),
-    "both GPUs are free": status_of(*FREE[:2]),
-    "all GPUs are free": status_of(*FREE[:3]),
-    "the only GPU is free": status_of(FREE[0]),
-    "the only GPU is reserved": status_of(RESERVED[0]),
     "the kernel has the only GPU": status_of(MINE[0]),
-    "the process has the only GPU": status_of(MINE[0], frontend=frontends.PYTHON),
-    "the kernel has one of two GPUs": status_of(MINE[0], FREE[1]),
-    "no GPU is free": status_of(*RESERVED[:3]),
     "a reserved GPU is idle": status_of(UNUSED[0], RESERVED[1]),
-    "the user's own GPU is idle": status_of(UNUSED[0], user="alice"),
     "one GPU is lost and one is prohibited": status_of(
         LOST, DeviceStatus(GPUS[1], State.PROHIBITED)
     ),
-    "one GPU is lost and one is reserved": status_of(LOST, RESERVED[1]),
     "all free GPUs are offered to the queue": status_of(
         *(row._replace(awaited_by=CAROL) for row in FREE[:2]), waiting=(TICKET,)
     ),
     "part of a GPU is available": status_of(RESERVED[0], IN_PARTS),
-    "a smaller part is available": status_of(IN_PARTS._replace(promisable_mib=6666.0)),
-    "the available part is too small": status_of(IN_PARTS._replace(promisable_mib=1000.0)),
     "the available part is offered to the queue": status_of(
         IN_PARTS._replace(awaited_by=CAROL), waiting=(TICKET._replace(memory_limit_mib=2048.0),)
     ),
-    "memory is used without a visible process": status_of(
-        FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0)
-    ),
     "the only GPU's processes are invisible": status_of(DARK),
-    "one GPU's processes are invisible": status_of(DARK, RESERVED[1]),
     # what limits the process, and what is not known
     "CUDA_VISIBLE_DEVICES was set elsewhere": status_of(*FREE[:2], limit="1\x1b"),
     "CUDA_VISIBLE_DEVICES hides all GPUs": status_of(*FREE[:2], limit=""),
     "a reservation of the parent": status_of(RESERVED[0], FREE[1], limit="0", is_above=True),
+    "an unknown reservation of the parent": status_of(FREE[0], limit="0", is_above=True),
     "CUDA has started": status_of(*FREE[:2], is_late=True),
     "reservations could not be read": status_of(
         DeviceStatus(GPUS[0], State.UNKNOWN), RESERVED[1], problem="No access."
@@ -109,11 +89,6 @@ STATUSES = {
         FREE[0],
         DeviceStatus(INSTANCE, State.FREE, READ, 0),
         DeviceStatus(Fault(1, "x", 4), State.BROKEN),
-    ),
-    "an unknown holder, and one in a container": status_of(
-        RESERVED[0]._replace(
-            holders=(Holder(), ALICE._replace(is_other_namespace=True, listed_pid=None))
-        )
     ),
 }  # fmt: skip
 
