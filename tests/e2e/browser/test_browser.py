@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,45 +97,6 @@ def test_reserve(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> Non
     assert_legible(notebook, 2)
 
 
-def test_restart(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """After a restart with JupyterLab's button, a cell names the kept GPU and reserves it again."""
-    on_lab.write(ONE * 2)
-    notebook = open_notebook(
-        "train.ipynb", "%reserve_gpu 1", "1", "%reserve_gpu --status", "%reserve_gpu"
-    )
-    notebook.execute(0)
-    with holder(on_lab, "'0'"):
-        notebook.restart()
-        notebook.execute(1)
-        kept = notebook.see(1, "GPU1 is kept for this kernel until ")
-        assert kept.rstrip().endswith("%reserve_gpu")
-        assert "GPU1 is kept for this kernel until " in notebook.execute(2)
-        assert_legible(notebook, 2)
-        assert notebook.execute(3).splitlines()[-1] == "CUDA_VISIBLE_DEVICES = '1'"
-
-
-def test_end(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """The output of the cell shows the end of the lease, and later that it has ended."""
-    on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8s")
-    assert "GPU0 is yours until " in notebook.execute(0)
-    shown = notebook.see(0, "The reservation of GPU0 ended at ")
-    assert "is yours" not in shown
-    assert shown.rstrip().endswith("%reserve_gpu")
-    assert_legible(notebook, 0)
-
-
-def test_two_notebooks(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """Two notebooks that run at the same time get different GPUs."""
-    on_lab.write(ONE * 2)
-    left = open_notebook("left.ipynb", "%reserve_gpu")
-    right = open_notebook("right.ipynb", "%reserve_gpu", left=left)
-    left.run(0)
-    right.run(0)
-    lines = [notebook.finish(0).splitlines()[-1] for notebook in (left, right)]
-    assert sorted(lines) == ["CUDA_VISIBLE_DEVICES = '0'", "CUDA_VISIBLE_DEVICES = '1'"]
-
-
 def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """The status has a row with the state and the holder of each GPU, and shows notes as text."""
     on_lab.write(ONE * 6)
@@ -162,32 +122,6 @@ def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None
         assert re.match(rf"{index}\b.*\b{pattern}", " ".join(row.split())), row
     assert notebook.page.title() != "gotcha"
     assert_legible(notebook, 1)
-
-
-# For each memory cell: the number of lines of its text, and the right edge of the text.
-TEXT_BOXES = """cells => cells.map(cell => {
-    const range = document.createRange();
-    range.selectNodeContents(cell.querySelector('span') ?? cell);
-    const boxes = [...range.getClientRects()];
-    return [new Set(boxes.map(box => box.top)).size, Math.round(boxes.at(-1)?.right)];
-})"""
-
-
-@pytest.mark.parametrize("width", [700, 1000])
-def test_narrow_window(on_lab: Machine, open_notebook: Callable[..., Notebook], width: int) -> None:
-    """In a narrow window, numbers stay on one line, are aligned, and nothing is truncated."""
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --status", "%reserve_gpu")
-    note = "for the thesis, until Friday evening; then it is all yours"
-    with holder(on_lab, f"0, note={note!r}") as child:
-        on_lab.write(f"{ONE}compute {child.pid} 40000\n{ONE}compute 4321000 9000\n")
-        notebook.page.set_viewport_size({"width": width, "height": 900})
-        for cell in (0, 1):
-            notebook.execute(cell)
-            boxes = notebook.outputs(cell).locator("td:nth-child(2)").evaluate_all(TEXT_BOXES)
-            assert [lines for lines, _ in boxes] == [1, 1]
-            assert len({end for _, end in boxes}) == 1
-            assert notebook.cut_off(cell) == []
-    notebook.page.set_viewport_size({"width": 1400, "height": 900})
 
 
 def test_untrusted_notebook(on_lab: Machine, lab: Lab, page: Page) -> None:
@@ -226,87 +160,3 @@ def test_wait_for_another_notebook(on_lab: Machine, open_notebook: Callable[...,
     assert before == "before"
     assert re.match(r"Waited for \d+ s\.\nReserving GPU0: ", lines[0].strip())
     assert lines[0].endswith("CUDA_VISIBLE_DEVICES = '0'")
-
-
-def test_notes_are_escaped(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """The display of a wait shows another user's note as text, not HTML."""
-    on_lab.write(ONE)
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait")
-    with holder(on_lab, f"note={HOSTILE!r}"):
-        notebook.run(0)
-        assert HOSTILE in notebook.see(0, "Waiting for")
-        states = notebook.outputs(0).locator("b, script").all_inner_texts()
-        assert states == ["reserved"]
-    notebook.finish(0)
-
-
-def test_interrupted_wait(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """An interrupt ends a wait, and no GPU is visible."""
-    on_lab.write(ONE)
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait", VARIABLES)
-    with holder(on_lab):
-        notebook.run(0)
-        notebook.see(0, "Waiting for a GPU")
-        notebook.interrupt()
-        assert notebook.finish(0).startswith("Stopped waiting")
-    assert notebook.execute(1) == "['']"
-    assert_legible(notebook, 0)
-
-
-def test_wait_with_a_timeout(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """After its timeout, a wait shows the holder, without the display of the wait."""
-    on_lab.write(ONE)
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait 1.5s")
-    with holder(on_lab) as child:
-        shown = notebook.execute(0)
-    head, *_, error = filter(None, map(str.strip, shown.splitlines()))
-    assert head == error
-    assert error.startswith("Timed out after 1.5 s.")
-    assert f"train.ipynb (pid {child.pid})" in shown
-    assert f"!reserve-gpu release {child.pid}" in shown
-    assert "Waiting" not in shown
-
-
-def test_refusal_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """A refusal has no traceback, and stops Run All."""
-    on_lab.write(f"{ONE}compute 4321000 3500")
-    # JupyterLab sends the second cell a moment later, and a kernel releases what it has got then.
-    slow = "import time; time.sleep(2)\n%reserve_gpu"
-    notebook = open_notebook("mine.ipynb", slow, "print('went on')")
-    notebook.run_all()
-    shown = notebook.finish(0)
-    assert re.search(r"\b0\b[^:]*\bbusy\b[^:]*no reservation: pid 4321000\n", shown)
-    assert "Traceback" not in shown
-    assert "No free GPU" in shown.splitlines()[-1]
-    assert notebook.shown(1) == ""
-    assert_legible(notebook, 0)
-
-
-def test_mistake(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """A mistake in the line is reported in one line."""
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait soon")
-    (line,) = notebook.execute(0).splitlines()
-    assert line.startswith("UsageError: 'soon'")
-
-
-def test_tab_completes_an_option(open_notebook: Callable[..., Notebook]) -> None:
-    """Tab after the start of an option completes it."""
-    from playwright.sync_api import expect
-
-    notebook = open_notebook("mine.ipynb", "")
-    assert notebook.offered(0, "%reserve_gpu --st") == ["--status"]
-    notebook.page.keyboard.press("Enter")
-    expect(notebook.source(0)).to_have_text("%reserve_gpu --status")
-
-
-@pytest.mark.parametrize("width", [420, 1200])
-def test_page_fits_the_window(on_lab: Machine, page: Page, width: int) -> None:
-    """The status as a page fits the window, even that of a phone."""
-    on_lab.write(ONE * 3)
-    with holder(on_lab, "0, note='for the thesis, until Friday evening; then it is all yours'"):
-        shown = on_lab.command(sys.executable, "-m", "reserve_gpu", "status", "--format", "html")
-    assert page.context.browser
-    with closing(page.context.browser.new_page(viewport={"width": width, "height": 800})) as phone:
-        phone.set_content(shown.stdout)
-        assert phone.evaluate("document.documentElement.scrollWidth") == width
-        assert phone.locator("h1").inner_text().startswith("GPUs of ")

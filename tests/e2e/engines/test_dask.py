@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.engines import GPUS, examples, host, reported, run_python, uuids
 from tests.support.machine import LIMIT_S
-from tests.support.type_checks import assert_mypy_sees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +179,10 @@ def test_required(machine: Machine) -> None:
 
 @pytest.mark.needs("engines")
 def test_required_on_the_command_line(machine: Machine) -> None:
-    """`dask worker` continues with the workers that got a GPU, and ends if none did."""
+    """`dask worker` continues with the workers that got a GPU, and ends if none did.
+
+    In the scheduler, `--preload` reserves nothing and reports that.
+    """
     preload = ("--preload", "reserve_gpu.dask", "--required", "--wait", "0.5s")
     code = """
 client = Client({address!r})
@@ -189,7 +191,8 @@ while seen(client) != list("0123"):
     time.sleep(0.1)
 report(sorted({{tuple(found) for _, found in client.gather(client.map(pid_and_gpus, range(50)))}}))
 """
-    with start_scheduler(machine) as (address, _):
+    with start_scheduler(machine, *preload[:2]) as (address, output):
+        assert "it does nothing for a Scheduler" in output
         argv = ("dask", "worker", address, "--no-dashboard")
         with start_program(machine, *argv, "--nworkers", "5", *preload) as worker:
             done = run_script(machine, code.format(address=address))
@@ -199,29 +202,6 @@ report(sorted({{tuple(found) for _, found in client.gather(client.map(pid_and_gp
                 assert late.returncode == 0
                 assert "got no GPU and leaves the cluster: " in late.stderr
             assert worker.poll() is None
-
-
-TERMS = """
-terms = lambda: [str(value) for value in reserve_gpu.current().lease[2:4]]
-minutes = lambda: round((reserve_gpu.current().lease.until - time.time()) / 60)
-with cluster(3) as local, Client(local) as client:
-    client.register_plugin(ReserveGPU(memory="2GiB", for_="4h", idle="1h", if_wanted=True))
-    report(seen(client))
-    report(sorted(client.run(lambda: os.environ["CUDA_DEVICE_MEMORY"]).values()))
-    report(list(client.run(terms).values()))
-    report(list(client.run(minutes).values()))
-    client.restart()
-    report(list(client.run(minutes).values()))
-"""
-
-
-@pytest.mark.needs("engines")
-def test_terms_of_the_plugin(machine: Machine) -> None:
-    """Each worker gets the plugin's part and lease, which starts again after a restart."""
-    visible, sizes, terms, minutes, again = reported(run_script(machine, TERMS).stdout)
-    assert (visible, sizes) == (["0", "0", "0"], ["2048"] * 3)
-    assert terms == [["3600.0", "True"]] * 3
-    assert minutes == again == [240] * 3
 
 
 @contextmanager
@@ -253,60 +233,13 @@ def start_scheduler(machine: Machine, *options: str) -> Iterator[tuple[str, str]
         yield output.partition("Scheduler at:")[2].split()[0], output
 
 
-HOSTS = """
-def groups():
-    found = client.run(pid_and_gpus, on_error="return").values()
-    found = [one for one in found if isinstance(one, tuple)]
-    return sorted(found, key=lambda one: one[1])
-
-client = Client({address!r})
-client.wait_for_workers(8)
-first = groups()
-report([found for _, found in first])
-victims = [first[0][0], first[4][0]]
-for victim in victims:
-    os.kill(victim, signal.SIGKILL)
-while len(now := groups()) != 8 or set(victims) & {{pid for pid, _ in now}}:
-    time.sleep(0.1)
-report([found for _, found in now])
-client.close()
-"""
-
-
 @pytest.mark.needs("engines")
-def test_two_hosts(tmp_path: Path) -> None:
-    """With `--preload`, each worker on two hosts gets a GPU of its host, even after kill -9.
-
-    In the scheduler, `--preload` reserves nothing and reports that.
-    """
-    one, other = (host(tmp_path / name, number) for number, name in enumerate(("one", "other")))
-    (_, line) = examples("Dask")
-    with ExitStack() as stack:
-        preload = ("--preload", "reserve_gpu.dask")
-        address, output = stack.enter_context(start_scheduler(one, *preload))
-        for machine in (one, other):
-            argv = line.replace("SCHEDULER", address).split()
-            stack.enter_context(start_program(machine, *argv, "--no-dashboard", "--nthreads", "1"))
-        done = run_script(one, HOSTS.format(address=address))
-        first, again = reported(done.stdout)
-    assert first == again == [[uuid] for uuid in uuids(0) + uuids(1)]
-    assert "it does nothing for a Scheduler" in output
-
-
-@pytest.mark.needs("engines")
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--min-memory fast", "'fast'"),
-        ("--frobnicate", "Unknown option --frobnicate"),
-    ],
-)
-def test_invalid_options_of_preload(machine: Machine, argument: str, message: str) -> None:
+def test_invalid_options_of_preload(machine: Machine) -> None:
     """With an invalid option, `dask worker` ends before it starts a worker."""
     preload = ("worker", "tcp://127.0.0.1:1", "--preload", "reserve_gpu.dask")
-    done = machine.command(sys.executable, "-m", "dask", *preload, *argument.split())
+    done = machine.command(sys.executable, "-m", "dask", *preload, "--frobnicate")
     assert done.returncode == 2
-    assert f"Error: {message}" in done.stderr
+    assert "Error: Unknown option --frobnicate" in done.stderr
     assert machine.calls() == []
 
 
@@ -320,43 +253,17 @@ with cluster(1) as local, Client(local) as client:
     report(seen(client))
     client.restart()
     report(seen(client))
-    local.scale(0)
-
-with LocalCluster(n_workers=0, dashboard_address=None, preload="starts.py") as local:
-    with Client(local) as client:
-        client.register_plugin(ReserveGPU())
-        local.scale(1)
-        while not os.path.exists("started"):
-            time.sleep(0.1)
-        pid = int(open("started").read())
-        while os.path.exists(f"/proc/{pid}/fd/0"):
-            time.sleep(0.1)
-        while client.scheduler_info()["workers"]:  # the scheduler notices it later
-            time.sleep(0.1)
-        report(client.run(visible, on_error="ignore"))
-"""
-STARTS = """
-import ctypes, os
-def dask_setup(worker):
-    ctypes.CDLL("libcuda.so.1").cuInit(0)
-    with open("draft", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename("draft", "started")
 """
 
 
 @pytest.mark.needs("engines")
 def test_too_late(machine: Machine) -> None:
-    """If CUDA has started, registering the plugin raises, and a new worker leaves the cluster."""
-    (machine.folder / "starts.py").write_text(STARTS)
-    done = run_script(machine, TOO_LATE)
-    error, unchanged, restarted, joined = reported(done.stdout)
+    """If CUDA has started, registering the plugin raises."""
+    error, unchanged, restarted = reported(run_script(machine, TOO_LATE).stdout)
     assert "Too late: CUDA has already started" in error
     assert "client.restart()" in error
     assert unchanged == [None]
     assert restarted == ["0"]
-    assert joined == {}
-    assert "leaves the cluster: Too late: CUDA has already started" in done.stderr
 
 
 THREADS = """
@@ -399,21 +306,17 @@ def test_cluster_of_a_holder(machine: Machine) -> None:
 
 
 @pytest.mark.needs("engines")
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("RESERVE_GPU_IDLE_MEMORY", "rubbish"), ("RESERVE_GPU_LOCK_DIR", "/proc/none")],
-)
-def test_error_hides_all_gpus(machine: Machine, setting: str, value: str) -> None:
+def test_error_hides_all_gpus(machine: Machine) -> None:
     """After any error, a worker sees no GPU."""
     code = """
 with cluster(1) as local, Client(local) as client:
     client.register_plugin(ReserveGPU())
     report(seen(client))
 """
-    done = run_script(machine, code, **{setting: value})
+    done = run_script(machine, code, RESERVE_GPU_LOCK_DIR="/proc/none")
     assert reported(done.stdout) == [[""]]
     assert "got no GPU: " in done.stderr
-    assert value in done.stderr
+    assert "/proc/none" in done.stderr
 
 
 @pytest.mark.needs("engines")
@@ -431,24 +334,6 @@ def test_interrupted_wait(machine: Machine) -> None:
 
 
 @pytest.mark.needs("engines")
-def test_invalid_request(machine: Machine) -> None:
-    """An invalid request is refused where the plugin is created."""
-    code = """
-for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense": 3}):
-    try:
-        ReserveGPU(**arguments)
-    except (reserve_gpu.RequestError, TypeError) as error:
-        report(f"{type(error).__name__} {error}")
-"""
-    count, name, wait, unknown = reported(run_script(machine, code).stdout)
-    assert count.startswith("RequestError ")
-    assert "'x'" in name
-    assert "'soon'" in wait
-    assert unknown.startswith("TypeError ")
-    assert "nonsense" in unknown
-
-
-@pytest.mark.needs("engines")
 def test_keywords_of_the_plugin(machine: Machine) -> None:
     """A plugin accepts all keywords of reserve() except `progress`."""
     code = """
@@ -458,18 +343,3 @@ taken = {*inspect.signature(ReserveGPU).parameters, *RequestKeywords.__annotatio
 report(sorted(taken ^ {*inspect.signature(reserve_gpu.reserve).parameters}))
 """
     assert reported(run_script(machine, code).stdout) == [["keywords", "progress", "required"]]
-
-
-TYPED = """\
-from reserve_gpu.dask import ReserveGPU
-
-ReserveGPU(wait="1h", count=2)
-ReserveGPU(nonsense=3)  # call-arg
-ReserveGPU(count="two")  # arg-type
-"""
-
-
-@pytest.mark.needs("lint")
-def test_types_of_a_plugin(tmp_path: Path) -> None:
-    """With mypy --strict, a wrong argument of the plugin is an error."""
-    assert_mypy_sees(TYPED, tmp_path)

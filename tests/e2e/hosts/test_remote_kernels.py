@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.hosts import Hosts, needs_ssh
 from tests.support.machine import LIMIT_S
-from tests.support.processes import is_running, wait_for
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     import subprocess
@@ -146,7 +146,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Hosts(tmp_path_factory.mktemp("kernels"), "lab1", "lab2", "lab3") as hosts:
+    with Hosts(tmp_path_factory.mktemp("kernels"), "lab1", "lab2") as hosts:
         yield Lab(hosts)
 
 
@@ -223,92 +223,6 @@ def test_wait_on_all_hosts(lab: Lab) -> None:
         client.run("shut_down()")
 
 
-def test_killed_client_leaves_the_queue(lab: Lab) -> None:
-    """A killed client leaves all queues."""
-    kernel = lab.install("--hosts", "lab1", "--wait", "45s", "--name", "waits")
-    with lab.full("lab1"):
-        with lab.client() as client:
-            client.send(f"start({kernel!r})")
-            wait_for(lambda: bool(lab.waiting("lab1")))
-        wait_for(lambda: not lab.waiting("lab1"))
-
-
-def test_twenty_for_six(lab: Lab) -> None:
-    """If 20 kernels start together, six get a GPU each, and the others get an error."""
-    kernel = lab.install("--hosts", "lab[1-3]", "--name", "crowd")
-    with ExitStack() as stack:
-        clients = [stack.enter_context(lab.client()) for _ in range(20)]
-        for client in clients:  # imports would delay the starts
-            assert not client.run("from reserve_gpu.commands.hosts import provisioner").error
-        for client in clients:
-            client.send(f"start({kernel!r})")
-        answers = [client.answer() for client in clients]
-        refused = [answer for answer in answers if answer.value or answer.error]
-        texts = [f"{answer.value or answer.error} {answer.text}" for answer in refused]
-        assert len(refused) == 14, "\n".join(sorted(texts))
-        assert all(text.startswith("NoHostError: ") for text in texts), texts
-        winners = [c for c, answer in zip(clients, answers, strict=True) if answer not in refused]
-        places = [client.run("where()") for client in winners]
-        assert all(answer.value for answer in places), places
-        assert len({(home, visible) for home, _, visible in (p.value for p in places)}) == 6
-        for client in winners:
-            client.send("shut_down()")
-        for client in winners:
-            client.answer()
-
-
-def test_killed_client(lab: Lab) -> None:
-    """The status shows the command that releases the GPU of a killed client."""
-    kernel = lab.install("--hosts", "lab1")
-    with lab.client() as client:
-        _, pid, _ = start_kernel(client, kernel)
-    words = (sys.executable, "-m", "reserve_gpu", "status", "--hosts", "lab1")
-    text = lab.hosts.asking.typed(*words).stdout
-    line = next(line for line in text.splitlines() if "ssh lab1 reserve-gpu release " in line)
-    typed = line[line.index("ssh lab1") :].split()
-    assert is_running(int(pid))
-    assert lab.hosts.asking.command(*typed).returncode == 0
-    assert lab.rows("lab1")[0]["state"] == "free"
-    os.kill(int(pid), signal.SIGKILL)
-
-
-def test_killed_kernel(lab: Lab) -> None:
-    """Kill -9 of the kernel frees its GPU."""
-    kernel = lab.install("--hosts", "lab1")
-    with lab.client() as client:
-        _, pid, _ = start_kernel(client, kernel)
-        os.kill(int(pid), signal.SIGKILL)
-        wait_for(lambda: {*lab.states()} == {"free"})
-
-
-def test_hanging_host(lab: Lab) -> None:
-    """If a host does not answer, the next one is used."""
-    kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
-    lab.hosts.freeze("lab1")
-    try:
-        with lab.client() as client:
-            home, _, _ = start_kernel(client, kernel)
-            assert lab.name_of(home) == "lab2"
-            client.run("shut_down()")
-    finally:
-        lab.hosts.thaw("lab1")
-
-
-def test_dead_host(lab: Lab) -> None:
-    """If the host of a kernel dies, the next kernel starts on a living host."""
-    kernel = lab.install("--hosts", "lab3", "lab2", "--name", "dies")
-    with lab.full("lab2") as (other,), lab.client() as client:
-        home, _, _ = start_kernel(client, kernel)
-        assert lab.name_of(home) == "lab3"
-        lab.hosts.kill("lab3")
-        other.run("reserve_gpu.release()")
-        with lab.client() as second:
-            home, _, _ = start_kernel(second, kernel)
-            assert lab.name_of(home) == "lab2"
-            second.run("shut_down()")
-    lab.hosts.start("lab3")
-
-
 def test_kernel_without_a_gpu(lab: Lab) -> None:
     """A kernel that started without a GPU is ended, and the next host is tried."""
     place = lab.machines["lab1"].home / ".local/share/jupyter/kernels/python3-gpu"
@@ -324,37 +238,6 @@ def test_kernel_without_a_gpu(lab: Lab) -> None:
             client.run("shut_down()")
     finally:
         (place / "kernel.json").write_text(json.dumps(spec))
-
-
-def test_restart_after_a_release(lab: Lab) -> None:
-    """After a release and a restart, the kernel gets its GPUs and terms again."""
-    kernel = lab.install("--hosts", "lab1", "-n", "2", "--name", "pair")
-    with lab.client() as client:
-        assert start_kernel(client, kernel)[2] == "0,1"
-        client.run("run('%reserve_gpu --release')")
-        assert not client.run("restart()").error
-        assert client.run("where()").value[2] == "0,1"
-        (holder,) = lab.rows("lab1")[1]["holders"]
-        assert (holder["idle_s"], holder["if_wanted"]) == (7200, True)
-        client.run("shut_down()")
-
-
-def test_slow_start(lab: Lab) -> None:
-    """A kernel that waits for its GPU counts as alive."""
-    place = lab.machines["lab1"].home / ".local/share/jupyter/kernels/python3-gpu" / "kernel.json"
-    before = place.read_text()
-    spec = json.loads(before)
-    slow = ["/bin/sh", "-c", 'sleep 1.5; exec "$0" "$@"', *spec["argv"]]
-    place.write_text(json.dumps({**spec, "argv": slow}))
-    kernel = lab.install("--hosts", "lab1")
-    try:
-        with lab.client() as client:
-            _, pid, _ = start_kernel(client, kernel)
-            assert [client.run("manager.is_alive()").value for _ in range(3)] == [True] * 3
-            assert client.run("where()").value[1] == pid
-            client.run("shut_down()")
-    finally:
-        place.write_text(before)
 
 
 def test_restart_after_a_crash(lab: Lab) -> None:

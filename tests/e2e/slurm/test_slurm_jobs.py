@@ -1,8 +1,7 @@
-"""Jobs of a real Slurm: their reservations, steps and arrays, and the end of their time."""
+"""Jobs of a real Slurm: overlapping steps, and the end of their time."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.machine import Child
-from tests.support.processes import US, wait_for
+from tests.support.processes import wait_for
 from tests.support.slurm import cluster, needs_slurm
 
 if TYPE_CHECKING:
@@ -92,17 +90,6 @@ def test_jobs_save_before_their_end(slurm: Slurm) -> None:
 RESERVED = "[device.uuid for device in reserve_gpu.reserve(count={}).devices]"
 
 
-def test_steps_of_a_job(slurm: Slurm) -> None:
-    """Two steps with separate GPUs have all GPUs of the job, and no others."""
-    job = slurm.start_job("--gres=gpu:4", "--cpus-per-task=4")
-    options = (f"--jobid={job}", "--exact", "--ntasks=1", "--cpus-per-task=1", "--gres=gpu:2")
-    with slurm.job(*options) as one, slurm.job(*options) as other:
-        refused = one.run("reserve_gpu.reserve(count=3)")
-        assert "There are 2 GPUs here" in refused.text
-        got = [uuid for step_ in (one, other) for uuid in step_.run(RESERVED.format(2)).value]
-        assert len({*got}) == 4
-
-
 def test_steps_that_overlap(slurm: Slurm) -> None:
     """Overlapping steps share the job's GPUs, and a killed step frees its GPUs."""
     options = (f"--jobid={slurm.start_job('--gres=gpu:4')}", "--overlap", "--ntasks=1")
@@ -117,52 +104,3 @@ def test_steps_that_overlap(slurm: Slurm) -> None:
         freed = steps[3].run(RESERVED.format("2, wait='1m'"))  # when Slurm has ended the step
         assert freed.error is None, freed
         assert set(freed.value) == {*got[:2]}
-
-
-def test_srun_within_salloc(slurm: Slurm) -> None:
-    """A step of salloc gets all GPUs of its allocation, and no others."""
-    allocate = ("salloc", "--quiet", "--gres=gpu:3", "srun", "--unbuffered")
-    child = Child(slurm.environ(), slurm.folder, *allocate)
-    try:
-        refused = child.run("reserve_gpu.reserve(count=4)")
-        assert "There are 3 GPUs here" in refused.text
-        assert len(set(child.run(RESERVED.format(3)).value)) == 3
-    finally:
-        child.kill()
-
-
-TASK = f"""\
-#!/bin/sh
-exec {sys.executable} -c "
-import os, time, reserve_gpu
-(device,) = reserve_gpu.reserve().devices
-name = 'task-' + os.environ['SLURM_ARRAY_TASK_ID']
-with open(name + '.draft', 'w') as file:
-    print(device.uuid, os.environ['SLURMD_NODENAME'], file=file)
-os.rename(file.name, name + '.got')
-time.sleep(1000)
-"
-"""
-
-
-def test_array(slurm: Slurm) -> None:
-    """Each task of an array gets a different GPU, and the status shows the task's number."""
-    (slurm.folder / "task.sh").write_text(TASK)
-    submit = ("sbatch", "--parsable", "--array=1-12", "--gres=gpu:1", "--output=/dev/null")
-    array = slurm.run(*submit, "task.sh").strip()
-    wait_for(lambda: len([*slurm.folder.glob("task-*.got")]) == 12, 0.1)
-    got = [path.read_text() for path in slurm.folder.glob("task-*.got")]
-    assert len({*got}) == 12
-    shown = "".join(machine.command(*US, "status").stdout for machine in slurm.machines)
-    named = re.findall(rf"job {array}_([0-9]+), part of task\.sh", shown)
-    assert sorted(map(int, named)) == [*range(1, 13)]
-
-
-def test_job_without_a_gpu(slurm: Slurm) -> None:
-    """The error in a job without a GPU names the partition that has GPUs."""
-    with slurm.job() as child:
-        child.run("os.environ['CUDA_VISIBLE_DEVICES'] = ''")
-        job = child.run("os.environ['SLURM_JOB_ID']").value
-        text = child.reserve().text
-        assert job in text
-        assert "srun -p all --gres=gpu:1" in text

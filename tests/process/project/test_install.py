@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 import subprocess
@@ -79,21 +78,6 @@ def test_install_and_uninstall(home: Home, tmp_path: Path) -> None:
     assert not home.config.exists()
 
 
-@pytest.mark.parametrize(("option", "code"), [("-h", 0), ("--help", 0), ("uninstall", 2)])
-def test_usage(option: str, code: int, home: Home) -> None:
-    """The usage is printed for -h and for unknown arguments; nothing is installed."""
-    done = install_sh(home, option)
-    assert done.returncode == code
-    assert "Usage: sh install.sh" in (done.stderr if code else done.stdout)
-    assert home.files() == {}
-
-
-def test_missing_python(home: Home) -> None:
-    done = install_sh(home, PYTHON="no-such-python")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "no-such-python: not found" in done.stderr
-
-
 def test_failure_of_pip(home: Home, tmp_path: Path) -> None:
     """Without PYTHON, the first python3 on PATH is used; if pip fails, nothing else is changed."""
     program = make_program(tmp_path / "bin" / "python3", "echo no network >&2", "exit 3")
@@ -122,31 +106,3 @@ def test_signal_while_pip_runs_leaves_no_file(name: str, home: Home, tmp_path: P
     assert done.returncode == 128 + signal.Signals[f"SIG{name}"]
     assert home.files() == {}
     assert list(temporary.iterdir()) == []
-
-
-def test_clone_of_the_readme_cannot_be_imported() -> None:
-    """The folder of the clone in README.md is not a module name."""
-    readme = (ROOT / "README.md").read_text()
-    (folder,) = re.findall(r"git clone \S+ (\S+) && cd \1", readme)
-    assert not folder.isidentifier()
-
-
-def test_errors_of_a_clone_next_to_the_notebook_are_documented(home: Home, tmp_path: Path) -> None:
-    """docs/install.md lists the errors that occur if Python imports a clone as the package."""
-    package = tmp_path / "work" / "reserve_gpu" / "reserve_gpu"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    python = make_environment(tmp_path / "environment")
-    page = (ROOT / "docs" / "install.md").read_text()
-    for words, message in [
-        (["-m", "IPython", "-c", "%load_ext reserve_gpu"], "not an IPython extension"),
-        (["-c", "import reserve_gpu; reserve_gpu.reserve()"], "has no attribute 'reserve'"),
-        (["-m", "reserve_gpu"], "No module named reserve_gpu.__main__"),
-        (["-c", "import reserve_gpu.system"], "No module named 'reserve_gpu.system'"),
-    ]:
-        result = subprocess.run(
-            [str(python), *words], env=home.environ(PYTHONPATH=""), cwd=tmp_path / "work",
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert message in result.stdout + result.stderr
-        assert message in page

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import re
-from importlib import import_module
 
 import reserve_gpu
 from reserve_gpu import public
 from tests.support.machine import ROOT
-from tests.support.packaging import modules
 
 EXTENSION = ROOT / "labextension" / "jupyterlab_reserve_gpu"
 
@@ -20,12 +17,6 @@ def test_every_exported_name_exists() -> None:
     assert all(getattr(reserve_gpu, name) for name in reserve_gpu.__all__)
     assert set(reserve_gpu.__all__) <= set(dir(reserve_gpu))
     assert not hasattr(reserve_gpu, "nonsense")
-
-
-def test_no_module_hides_an_exported_name() -> None:
-    """No top-level module has an exported name, because importing it would replace that name."""
-    names = {module.name for module in pkgutil.iter_modules(reserve_gpu.__path__)}
-    assert not names & set(reserve_gpu.__all__)
 
 
 def test_extension_uses_only_public_functions() -> None:
@@ -38,15 +29,3 @@ def test_extension_uses_only_public_functions() -> None:
     }
     assert set(re.findall(r"\bpublic\.(\w+)", text)) == functions - {"html"}  # for other programs
     assert set(re.findall(r"\breserve_gpu\.(\w+)", text)) <= set(reserve_gpu.__all__)
-
-
-def test_each_folder_of_modules_is_a_package() -> None:
-    """Setuptools leaves other folders out of the wheel."""
-    for name in modules():
-        assert (ROOT / name).with_name("__init__.py").exists(), name
-
-
-def test_entry_point_is_a_function() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    ((module, name),) = re.findall(r'^reserve-gpu = "(.+):(.+)"$', text, re.MULTILINE)
-    assert callable(getattr(import_module(module), name))
