@@ -280,7 +280,7 @@ def ipython_7(session: nox.Session) -> None:
 
 def run_layer(session: nox.Session, layer: str) -> None:
     """Run the tests of a layer that the change affects, or those named on the command line."""
-    programs = {"setpriv": "util-linux", "mkfs.btrfs": "btrfs-progs", "tmux": "tmux"}
+    programs = {"setpriv": "util-linux", "tmux": "tmux"}
     need(session, {**COMPILER, **programs, "make": "make", "parallel": "parallel"})
     install(session, "test,completion,recipes", "pip")  # uv's environments have no pip
     pytest(session, "-m", layer, *(() if session.posargs else folders(CHANGED)))
