@@ -42,7 +42,6 @@ def failed_driver(code: int) -> FrameworkAnswer:
 DRIVER_ANSWER = answer(version="12.2", build="")
 NO_LIBRARY = FrameworkAnswer(error="libcuda.so.1: cannot open", driver_code=-1, is_done=True)
 HELD = Expectation(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER_ANSWER)
-UNHELD = Expectation(visible="1", driver=DRIVER_ANSWER)
 
 
 # -- real checks -----------------------------------------------------------------------------------

@@ -172,11 +172,9 @@ class Hosts:
 
     def freeze(self, name: str) -> None:
         """Stop all processes of a host, which then accepts connections without answering."""
-        self._send(name, signal.SIGSTOP)
-
-    def thaw(self, name: str) -> None:
-        """Continue all processes of a frozen host."""
-        self._send(name, signal.SIGCONT)
+        for process in self.processes(name):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
 
     def kill(self, name: str) -> None:
         """Kill all processes of a host and its server, and wait until they have ended."""
@@ -224,11 +222,6 @@ class Hosts:
         usual = f"{os.path.dirname(sys.executable)}{os.pathsep}{environ['PATH']}"
         environ["PATH"] = self._paths.get(name, usual)
         return " ".join(f'"{k}={v}"' for k, v in environ.items() if k.startswith(SENT))
-
-    def _send(self, name: str, number: int) -> None:
-        for process in self.processes(name):
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
 
     def processes(self, name: str) -> Iterator[psutil.Process]:
         """Yield the processes of a host: its server, the children, and processes they left."""

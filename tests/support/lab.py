@@ -203,10 +203,6 @@ class Notebook:
         self.run(cell)
         return self.finish(cell)
 
-    def run_all(self) -> None:
-        """Run all cells, as the menu does, and wait for their end."""
-        self._command("notebook:run-all-cells")
-
     def finish(self, cell: int) -> str:
         """Wait for the end of a cell, and return its output."""
         from playwright.sync_api import expect
@@ -252,15 +248,6 @@ class Notebook:
     def shut_down(self) -> None:
         """Shut down the kernel, as the menu does."""
         self._command("kernelmenu:shutdown")
-
-    def offered(self, cell: int, text: str) -> list[str]:
-        """Type into a cell, press Tab, and return the completions."""
-        self.source(cell).click()
-        self.page.keyboard.type(text)
-        self.page.keyboard.press("Tab")
-        offers = self.page.locator(".jp-Completer-item .jp-Completer-match")
-        offers.first.wait_for(timeout=LIMIT_MS / 6)
-        return [offer.strip() for offer in offers.all_inner_texts()]
 
     def source(self, cell: int) -> Locator:
         """Return the editor of a cell."""

@@ -182,11 +182,5 @@ PICTURES = {
         request=Request(count=2, terms=ReservationTerms(note="a b")),
         frontend=SHELL,
     ),
-    "refusal of a part": refused(
-        FULL_ROW,
-        FULL_ROW._replace(device=T4, promisable_mib=7000.0),
-        request=TEN_GB,
-    ),
     "wait": pictures.wait(Waiting(ANY, 3, 61.0, (LEFT_ALONE,), 600.0, WAITING_FOR_DAYS)),
-    "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL_ROW,))),
 }

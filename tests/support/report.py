@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.report import totals
@@ -12,10 +10,10 @@ from reserve_gpu.commands.report.totals import Hours, Idle, summed
 from reserve_gpu.commands.report.usage_view import Report
 from reserve_gpu.log import log_reader
 from reserve_gpu.log.log_lines import Kind, LogLine
-from tests.support.histories import DAY_S, FIRST_UID, HOUR_S, Stay
+from tests.support.histories import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
 
 AT = 1761300000 - 1761300000 % HOUR_S  # 2025-10-24, at the start of an hour
@@ -66,18 +64,3 @@ def recorded_hours(since: float = 0) -> Hours:
 def rounded(rows: Mapping[str, Hours]) -> dict[str, list[float]]:
     """Return the rows as lists of numbers with six decimal places."""
     return {name: [round(value, 6) for value in hours] for name, hours in rows.items()}
-
-
-def expected_hours(stays: Sequence[Stay], key: Callable[[Stay], str]) -> dict[str, list[float]]:
-    """Return the reserved, used and idle hours of the stays, by row name."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for stay in stays:
-        for place, share in enumerate((1.0, stay.used, 1 - stay.used - stay.unknown)):
-            found[key(stay)][place] += stay.seconds * share / 3600
-    return {name: [round(value, 6) for value in hours] for name, hours in found.items()}
-
-
-def notebook_row(stay: Stay) -> str:
-    """Return the name of a stay's row in a report by notebook; root's rows name the user."""
-    user = "" if os.geteuid() else f"uid {FIRST_UID + stay.person}: "
-    return f"{user}{stay.notebook}"

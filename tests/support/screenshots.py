@@ -13,9 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, closing
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +32,8 @@ IMAGES = ROOT / "docs" / "images"
 NAMESPACE = ["unshare", "--mount", "--uts", "--propagation=private"]
 HOST = "gpu-box"
 USERS = {"alice": 70001, "bob": 70002, "carol": 70003, "dave": 70004, "erin": 70005}
-NOTEBOOKS = ("train.ipynb", "finetune.ipynb", "explore.ipynb", "sweep.ipynb")
 MINUTE_S, HOUR_S = 60, 3600
 TABS_PX, MARGIN_PX = 25, 10
-FRAME_S, LAST_FRAME_MS = 0.5, 4000
-COLORS = 256  # the most colors of a GIF
 MODEL = """
 gpu
   name NVIDIA A100-SXM4-80GB
@@ -164,55 +159,6 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         right.run(0)
         right.see(0, "number 2 in the queue, 4 s so far")
         take_picture(page, "waiting.png", left, right)
-
-
-def handover(scene: Scene, lab: Lab, page: Page) -> None:
-    """Record a notebook that waits and gets the GPU that another one releases."""
-    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
-    scene.use(7, bob.pid, 52000, 90)
-    lab.write("baseline.ipynb", "%reserve_gpu", "%reserve_gpu --release")
-    lab.write("ablation.ipynb", "%reserve_gpu --wait")
-    frames: list[bytes] = []
-
-    def film(count: int) -> None:
-        for _ in range(count):
-            frames.append(page.screenshot())
-            time.sleep(FRAME_S)
-
-    with (
-        closing(Notebook(page, "baseline.ipynb")) as left,
-        closing(Notebook(page, "ablation.ipynb", left=left)) as right,
-    ):
-        left.execute(0)
-        film(2)
-        right.run(0)
-        right.see(0, "in the queue, 1 s so far")
-        film(8)
-        left.execute(1)
-        film(2)
-        right.finish(0)
-        film(1)
-    bob.kill()
-    scene.free(7)
-    save_animation(frames, IMAGES / "handover.gif")
-
-
-def save_animation(frames: Sequence[bytes], path: Path) -> None:
-    """Write the frames as an animation; the last frame stays for some seconds.
-
-    The frames share a palette in which each color counts once. By its number of pixels, the green
-    of a short bar would have no color of its own.
-    """
-    from PIL import Image
-
-    images = [Image.open(BytesIO(frame)).convert("RGB") for frame in frames]
-    colors = {color for image in images for _, color in image.getcolors(image.width * image.height)}
-    all_colors = Image.new("RGB", (len(colors), 1))
-    all_colors.putdata(sorted(colors))
-    palette = all_colors.quantize(COLORS)
-    first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
-    times_ms = [round(FRAME_S * 1000)] * len(others) + [LAST_FRAME_MS]
-    first.save(path, save_all=True, append_images=others, duration=times_ms, loop=0, optimize=True)
 
 
 def refusal(scene: Scene, lab: Lab, page: Page) -> None:
@@ -403,7 +349,6 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("light", refusal, {"width": 1130, "height": 1000}),
     ("light", parts, {"width": 1130, "height": 1400}),
     ("light", ends, {"width": 1130, "height": 1400}),
-    ("light", handover, {"width": 1300, "height": 640}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
     ("dark", hosts, {"width": 1300, "height": 800}),

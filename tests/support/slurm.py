@@ -19,7 +19,7 @@ from tests.support.hosts import free_port
 from tests.support.machine import LIMIT_S, Child, Kernel, kernel_manager, program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from jupyter_client.manager import KernelManager
@@ -131,10 +131,6 @@ class Slurm:
                 argv, env=self.environ(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def start_node(self, number: int) -> None:
-        """Start the slurmd of a node."""
-        self.start(f"slurmd-n{number}", str(PROGRAMS["slurmd"]), "-D", "-N", f"n{number}")
-
     def close(self) -> None:
         """End the daemons, the last one first."""
         for process in reversed(self.daemons.values()):
@@ -176,7 +172,7 @@ def cluster(folder: Path, nodes: int = 1, gpus: int = GPUS) -> Iterator[Slurm]:
         until_listens(folder / "munge")
         slurm.start("slurmctld", str(PROGRAMS["slurmctld"]), "-D")
         for number in range(nodes):
-            slurm.start_node(number)
+            slurm.start(f"slurmd-n{number}", str(PROGRAMS["slurmd"]), "-D", "-N", f"n{number}")
         slurm.until("\n".join(["idle"] * nodes), "sinfo", "--noheader", "--Node", "--format=%T")
         stack.callback(slurm.cancel)
         yield slurm
@@ -221,17 +217,11 @@ class JobKernel(Kernel):
     Args:
         slurm: The cluster.
         given: Further options of srun.
-        changed: Changes the command of the kernelspec.
     """
 
-    def __init__(
-        self,
-        slurm: Slurm,
-        *given: str,
-        changed: Callable[[list[str]], list[str]] = lambda line: line,
-    ) -> None:
+    def __init__(self, slurm: Slurm, *given: str) -> None:
         found = kernelspec(slurm)
-        found["argv"] = changed([*found["argv"], *given])
+        found["argv"] += given
         self.manager = kernel_manager_of(slurm, found)
         self._begin(slurm.environ(), slurm.folder)
 

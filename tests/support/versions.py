@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.here import Here
-    from tests.support.machine import Kernel
 
 # The commit of the earlier version.
 EARLIER = "b60decb482201309427b7129f12d367f8ebde75b"
@@ -31,7 +30,6 @@ NEW_OR_CHANGING = {
     *("agent", "free_at", "idle_for_s", "is_dying"),
     *("job", "job_name", "is_job_end"),
 }
-ITS_FILE = "import reserve_gpu; print(reserve_gpu.__file__)"
 
 
 def unpack_earlier(folder: Path) -> str | None:
@@ -72,26 +70,14 @@ class Version:
         return self.machine.environ(**self.path, **extra)
 
     @contextmanager
-    def child(self, *prefix: str, file: str | None = None) -> Iterator[Child]:
-        """Start a Python process, and kill it at the end.
-
-        Args:
-            prefix: A command that starts the process.
-            file: The path of the imported package, if it differs from this version's.
-        """
-        child = Child(self.environ(), self.machine.folder, *prefix)
+    def child(self) -> Iterator[Child]:
+        """Start a Python process, and kill it at the end."""
+        child = Child(self.environ(), self.machine.folder)
         try:
-            assert child.run("reserve_gpu.__file__").value == (file or self.file)
+            assert child.run("reserve_gpu.__file__").value == self.file
             yield child
         finally:
             child.kill()
-
-    @contextmanager
-    def kernel(self, **extra: str) -> Iterator[Kernel]:
-        """Start a kernel of this version with the extension loaded, and shut it down at the end."""
-        with self.machine.kernel(**self.path, **extra) as kernel:
-            assert kernel.run(ITS_FILE).stdout == f"{self.file}\n"
-            yield kernel
 
     def run(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run a `reserve-gpu` command and return its result."""
@@ -115,14 +101,3 @@ class Version:
             for name in NEW_OR_CHANGING:
                 each.pop(name, None)
         return told
-
-    def holders(self, index: int) -> list[dict[str, Any]]:
-        """Return the holders of a GPU, as this version shows them."""
-        found: list[dict[str, Any]] = self.status()["devices"][index]["holders"]
-        return found
-
-
-def logged(here: Here, pattern: str) -> list[dict[str, Any]]:
-    """Return the lines of this user's history in the files that match a pattern."""
-    files = sorted((here.home / ".local/state/reserve_gpu").rglob(pattern))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
