@@ -42,7 +42,7 @@ AFFECTED_BY = {
     "driver": r"^tests/(driver|support)/|^noxfile\.py",
     "browser": rf"^labextension/|browser|/lab\.py|screenshots|/render/html|html_page|{SETUP}",
     "engines": rf"dask|engines|cluster|/hub|{CORE}|{SETUP}",
-    "frameworks": rf"frameworks|memory_caps|standins|{SETUP}",
+    "frameworks": rf"frameworks|memory_caps|standins|/commands/run/|{SETUP}",
     "hosts": rf"hosts|remote|{SETUP}",
     "packaging": rf"^labextension/|^benchmarks/|packaging|{SETUP}",
     "prometheus": rf"prometheus|grafana|{SETUP}",
@@ -341,11 +341,10 @@ def engines(session: nox.Session) -> None:
 
 @nox.session
 def frameworks(session: nox.Session) -> None:
-    """Test the memory limits of PyTorch, JAX and TensorFlow with their builds for the CPU."""
+    """Test with the builds of PyTorch, JAX and TensorFlow for the CPU."""
     need(session, COMPILER)
     install(session, "test,frameworks")
-    names = ("process/gpus", "process/commands/check", "shell/commands/check")
-    pytest(session, "-m", "full and needs", *(f"tests/{name}" for name in names))
+    pytest(session, "-m", "full and needs", "tests/shell", "tests/process")
 
 
 @nox.session

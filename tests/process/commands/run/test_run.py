@@ -351,3 +351,18 @@ def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     changed = typed("check", "--json")
     assert changed.code == 1
     assert json.loads(changed.stdout)["is_well"] is False
+
+
+@pytest.mark.full
+@pytest.mark.needs("frameworks")
+def test_torchrun(here: Here) -> None:
+    """Each rank of torchrun sees the GPUs of the command."""
+    (here.folder / "rank.py").write_text(  # one unbuffered write per rank
+        "import os, torch\n"
+        "line = os.environ['LOCAL_RANK'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + '\\n'\n"
+        "os.write(1, line.encode())\n"
+    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "rank.py")
+    done = run_command(here, "-n", "2", "--", *torchrun)
+    assert sorted(done.stdout.splitlines()) == ["0 0,1", "1 0,1"], done.stderr
+    assert held(here) == []

@@ -1,4 +1,4 @@
-"""`reserve-gpu run` below torchrun and JupyterHub."""
+"""`reserve-gpu run` as the server that JupyterHub starts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,9 @@ import pytest
 
 from tests.support.locked import held
 from tests.support.machine import ROOT
-from tests.support.main import run_command
 
 if TYPE_CHECKING:
     from tests.support.here import Here
-
-
-@pytest.mark.needs("frameworks")
-def test_torchrun(here: Here) -> None:
-    """Each rank of torchrun sees the GPUs of the command."""
-    (here.folder / "rank.py").write_text(  # one unbuffered write per rank
-        "import os, torch\n"
-        "line = os.environ['LOCAL_RANK'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + '\\n'\n"
-        "os.write(1, line.encode())\n"
-    )
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "rank.py")
-    done = run_command(here, "-n", "2", "--", *torchrun)
-    assert sorted(done.stdout.splitlines()) == ["0 0,1", "1 0,1"], done.stderr
-    assert held(here) == []
 
 
 @pytest.mark.needs("engines")
