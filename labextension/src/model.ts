@@ -152,7 +152,9 @@ export class Machine {
   }
 
   private async _fetchHosts(): Promise<void> {
-    this.hosts = await this.ask<IHosts>('status?hosts=1');
+    const hosts = await this.ask<IHosts>('status?hosts=1');
+    // The answer has no hosts if the server cannot import reserve_gpu.
+    this.hosts = hosts.hosts ? hosts : null;
     this._changed.emit();
   }
 
