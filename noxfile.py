@@ -358,6 +358,7 @@ def hosts(session: nox.Session) -> None:
 def packaging(session: nox.Session) -> None:
     """Test the distributions and the benchmarks."""
     need(session, COMPILER)
+    session.install("pip")  # uv's environments have no pip
     end_to_end(session, "test,build,benchmarks")
 
 
