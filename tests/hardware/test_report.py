@@ -7,20 +7,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.hardware.plugin import LateError, time_limit
 from tests.support.hardware.report import (
-    Result,
-    Row,
-    from_plain,
     one_line,
-    page,
-    post_hint,
-    to_plain,
 )
 from tests.support.machine import ROOT, Machine
 
@@ -45,48 +37,6 @@ def test_details_contain_no_private_names(monkeypatch: pytest.MonkeyPatch) -> No
     assert one_line(text) == "reserved by ..., .../train.ipynb on ... (GPU-...), palice ..."
 
 
-def test_page() -> None:
-    """The page has the promises, then the facts, then the counts."""
-    rows = [
-        Row("kept", Result.PASS, "3", is_fact=False),
-        Row("size", None, "4 MiB", is_fact=True),
-        Row("broken", Result.FAIL, "", is_fact=False),
-        Row("lost", Result.UNKNOWN, "no torch", is_fact=True),
-    ]
-    assert from_plain(to_plain(rows)) == rows
-    assert page("the machine", rows).splitlines() == [
-        "the machine",
-        "",
-        "PASS     kept  [3]",
-        "FAIL     broken",
-        "",
-        "Measured:",
-        "size: 4 MiB",
-        "lost: UNKNOWN (no torch)",
-        "",
-        "1 PASS, 1 FAIL, 0 UNKNOWN",
-    ]
-    assert post_hint("x.md").startswith("Please post x.md as an issue ")
-
-
-def test_a_blocked_test_ends() -> None:
-    """The time limit ends a test that waits for a process, and each of its cleanup steps."""
-    reading, writing = os.pipe()
-    start = time.monotonic()
-
-    def block() -> None:
-        try:
-            os.read(reading, 1)
-        finally:
-            os.read(reading, 1)
-
-    with pytest.raises(LateError), time_limit(0.1, repeat_s=0.1):
-        block()
-    os.close(reading)
-    os.close(writing)
-    assert time.monotonic() - start < 30
-
-
 @pytest.mark.process
 def test_missing_driver(tmp_path: Path) -> None:
     """Without an NVIDIA driver, the command says so in one line."""
@@ -98,20 +48,6 @@ def test_missing_driver(tmp_path: Path) -> None:
     assert (
         done.stderr == "No NVIDIA driver with a GPU: this is the stand-in driver: use --stand-in\n"
     )
-
-
-@pytest.mark.process
-def test_missing_packages() -> None:
-    """Without pytest, the command names the command that installs it."""
-    code = (
-        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['hardware']\n"
-        "runpy.run_module('tests.hardware', run_name='__main__')"
-    )
-    argv = [sys.executable, "-I", "-S", "-c", code]  # -S: no installed packages
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pytest, ")
-    assert done.stderr.endswith("not installed: python -m pip install -e '.[test]'\n")
 
 
 @pytest.mark.process
@@ -129,17 +65,6 @@ def test_description(tmp_path: Path) -> None:
     assert "NVIDIA H100 80GB HBM3" in shown
     assert "'memory_total_mib': 81559" in shown
     assert "0000:3B:00.0" in second
-
-
-@pytest.mark.process
-def test_limit_of_the_run(tmp_path: Path) -> None:
-    """When the time of a run is over, the remaining rows are UNKNOWN."""
-    words = ("--stand-in", "--limit=0.001", "-k=uuids", f"--output={tmp_path / 'report.md'}")
-    done = subprocess.run(
-        [*RUN, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert "\nUNKNOWN  CUDA and NVML have the same UUID" in done.stdout
-    assert "[the time limit of the run was over]" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.full
