@@ -147,14 +147,14 @@ class Lab:
 
 
 @contextmanager
-def browser(lab: Lab, path: str = "lab", **options: Any) -> Iterator[Page]:
-    """Open JupyterLab, or another path, in a headless Chromium, with options of Playwright."""
+def browser(lab: Lab, **options: Any) -> Iterator[Page]:
+    """Open JupyterLab in a headless Chromium, with options of Playwright."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield new_page(chromium, lab, path, **options)
+        yield new_page(chromium, lab, **options)
         chromium.close()
 
 

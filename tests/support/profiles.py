@@ -78,11 +78,9 @@ class Home(NamedTuple):
             check=False,
         )
 
-    def setup(
-        self, *words: str, prefix: tuple[str, ...] = (), **environ: str | Path
-    ) -> subprocess.CompletedProcess[str]:
+    def setup(self, *words: str, **environ: str | Path) -> subprocess.CompletedProcess[str]:
         """Run `reserve-gpu setup`, and check that it succeeds without a message on stderr."""
-        done = self._run_setup(words, prefix, Path(sys.executable), **environ)
+        done = self._run_setup(words, (), Path(sys.executable), **environ)
         assert (done.returncode, done.stderr) == (0, "")
         return done
 

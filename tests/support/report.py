@@ -51,9 +51,9 @@ def log_line(**changes: Any) -> LogLine:
     return line._replace(**changes)
 
 
-def recorded_summary(by: str = "user", since: float = 0, now: float = NOW) -> totals.Summary:
+def recorded_summary(by: str = "user", since: float = 0) -> totals.Summary:
     """Return the totals of the history directory that the environment names."""
-    return summed(log_reader.since(since, now, set()), by)
+    return summed(log_reader.since(since, NOW, set()), by)
 
 
 def recorded_hours(since: float = 0) -> Hours:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -108,20 +108,6 @@ def test_a_part_can_grow_and_shrink_after_cuda_has_started(one: Here) -> None:
 
 
 # -- kill -9 ---------------------------------------------------------------------------------------
-
-
-def test_simultaneous_requests_never_exceed_the_memory(machine: Machine) -> None:
-    """As many of four simultaneous requests for a part succeed as fit on the GPU."""
-    machine.write(ONE)
-    with ExitStack() as stack:
-        children = [stack.enter_context(machine.child()) for _ in range(4)]
-        for _ in range(25):
-            for child in children:
-                child.send("reserve_gpu.reserve(memory='4000MiB').environ['CUDA_VISIBLE_DEVICES']")
-            answers = [child.answer() for child in children]
-            assert sum(answer.error is None for answer in answers) == 2, answers
-            for child in children:
-                child.run("reserve_gpu.release()")
 
 
 @pytest.mark.promise

@@ -81,16 +81,14 @@ def test_the_mutex_of_a_killed_process_is_free(machine: Machine) -> None:
 
 # -- file systems ----------------------------------------------------------------------------------
 
-MOUNTS = {"lower": "-o mode=0755", "upper": "-o mode=0755"}
-
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """Start a child with some file systems of its own, in the folders of MOUNTS."""
+    """Start a child with some file systems of its own, in three folders."""
     machine = Machine(tmp_path_factory.mktemp("mounted"))
     machine.write(TWO_GPUS)
-    lines = [f"mkdir {name}; mount -t tmpfs {how} none {name}" for name, how in MOUNTS.items()]
-    lines += [
+    lines = [
+        *(f"mkdir {name}; mount -t tmpfs -o mode=0755 none {name}" for name in ("lower", "upper")),
         "mkdir lower/l upper/u upper/w overlay",
         (
             "mount -t overlay -o lowerdir=lower/l,upperdir=upper/u,workdir=upper/w,xino=off none "

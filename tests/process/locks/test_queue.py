@@ -44,11 +44,10 @@ def of_another_user(path: Path, text: str = "") -> None:
     os.chown(path, OTHER_UID, -1)
 
 
-def write_locked(path: Path, content: bytes = b"") -> int:
+def write_locked(path: Path) -> int:
     """Create a file of another user, and lock it as its owner can."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
-    os.write(descriptor, content)
     os.chown(descriptor, OTHER_UID, -1)
     return descriptor
 

@@ -84,8 +84,7 @@ def test_ctrl_c_in_a_request_for_less_releases_everything(here: Here) -> None:
     assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (None, [], "")
 
 
-@pytest.mark.parametrize("presses", [3])
-def test_repeated_ctrl_c_leaves_nothing_held(here: Here, presses: int) -> None:
+def test_repeated_ctrl_c_leaves_nothing_held(here: Here) -> None:
     """Ctrl-C can also interrupt the cleanup after the first one."""
     executor = session()
     main, raised = threading.get_ident(), []
@@ -100,14 +99,14 @@ def test_repeated_ctrl_c_leaves_nothing_held(here: Here, presses: int) -> None:
     def press(event: str, _: object) -> None:
         if event != WRITING or raised:
             return
-        for number in range(presses):
+        for number in range(3):
             signal.pthread_kill(main, signal.SIGINT)
             # The main thread then waits for another call, which cleans up.
             wait_for(partial(is_cleaned_up, number))
 
     with sigint(handler), watched(press), pytest.raises(KeyboardInterrupt):
         reserve_gpu.reserve("0")
-    assert raised == [True] * presses
+    assert raised == [True] * 3
     assert (reserve_gpu.current(), variables(), held(here)) == (None, {}, [])
     assert got("0") == "0"
 

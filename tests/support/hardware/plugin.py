@@ -58,14 +58,14 @@ class LateError(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: float, repeat_s: float = REPEAT_S) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise LateError in this thread after a time, and again until the block ends."""
 
     def stop(*_: object) -> NoReturn:
         raise LateError(f"not done after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), repeat_s)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), REPEAT_S)
     try:
         yield
     finally:

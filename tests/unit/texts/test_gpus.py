@@ -183,6 +183,3 @@ def test_a_device_that_is_gone(snapshot: SnapshotAssertion, here: Here) -> None:
     with Nvml() as nvml, pytest.raises(DeviceError) as caught:
         nvml.usage(device)
     assert str(caught.value) == snapshot
-
-
-# -- CUDA's and the frameworks' variables ----------------------------------------------------------

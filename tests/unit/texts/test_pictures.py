@@ -52,9 +52,8 @@ def test_in_a_terminal(picture: Picture, width: int, snapshot: SnapshotAssertion
     assert "\n".join(lines_at(picture, width)) == snapshot
 
 
-@pytest.mark.parametrize("name", ["parts"])
-def test_in_a_notebook(name: str, snapshot: SnapshotAssertion) -> None:
-    assert PICTURES[name]._repr_html_().replace("><", ">\n<") == snapshot
+def test_in_a_notebook(snapshot: SnapshotAssertion) -> None:
+    assert PICTURES["parts"]._repr_html_().replace("><", ">\n<") == snapshot
 
 
 # -- refusals --------------------------------------------------------------------------------------

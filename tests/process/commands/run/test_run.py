@@ -124,17 +124,15 @@ def test_script_without_an_interpreter_line(here: Here) -> None:
 
 
 @contextmanager
-def start_waiter(
-    here: Here, *words: str, stderr: int = subprocess.PIPE, **extra: str
-) -> Iterator[subprocess.Popen[str]]:
+def start_waiter(here: Here, *words: str, **extra: str) -> Iterator[subprocess.Popen[str]]:
     """Start `reserve-gpu run --wait WORDS` until it waits, and kill it at the end."""
     process = subprocess.Popen(
         [*US, "run", "--wait", *words], env=here.environ(**extra), cwd=here.folder, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        if process.stderr:
-            assert process.stderr.readline().startswith("Waiting")
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Waiting")
         yield process
     finally:
         process.kill()

@@ -12,7 +12,7 @@ import pytest
 from reserve_gpu.commands.export import html_page
 from reserve_gpu.commands.report import accounting, totals
 from reserve_gpu.commands.report.totals import Hours, summed
-from reserve_gpu.commands.report.usage_view import Report, read_report
+from reserve_gpu.commands.report.usage_view import read_report
 from reserve_gpu.log.log_reader import Logged
 from reserve_gpu.model import parsing
 from reserve_gpu.model.untrusted import FormatError
@@ -86,17 +86,12 @@ def test_since_the_epoch() -> None:
     assert parsing.parse_since("99999d", TUESDAY)[0] == 0
 
 
-def terminal_lines(report: Report, width: int, *, is_colored: bool = False) -> list[str]:
-    """Return the lines of a report in a terminal."""
-    return terminal.lines(report.picture().layout, width, is_colored=is_colored)
-
-
 def test_example_in_the_documents() -> None:
     """docs/report.md starts with the report of a week in a terminal of 72 columns."""
     page = (ROOT / "docs" / "report.md").read_text()
     typed, *example = page.split("```")[1].splitlines()[1:]
     assert typed == "$ sudo reserve-gpu report"
-    assert example == terminal_lines(WEEKLY, 72)
+    assert example == terminal.lines(WEEKLY.picture().layout, 72, is_colored=False)
 
 
 # -- tables ----------------------------------------------------------------------------------------

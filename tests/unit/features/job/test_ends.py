@@ -17,9 +17,9 @@ OWN = Lease(until=NOW.wall + HOUR_S, until_boot=NOW.boot + HOUR_S, idle_s=1800.0
 YEAR_9999 = 253_402_297_199.0
 
 
-def in_job(job_s: float, lease: Lease = OWN, now: Instant = NOW) -> Lease:
-    """Return the lease in a job that ends so many seconds after now."""
-    return lease.within(now.wall + job_s, now)
+def in_job(job_s: float, lease: Lease = OWN) -> Lease:
+    """Return the lease in a job that ends so many seconds after NOW."""
+    return lease.within(NOW.wall + job_s, NOW)
 
 
 @pytest.mark.parametrize("own_s", [None, 1.0, HOUR_S, -5.0])
