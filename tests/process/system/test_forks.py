@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.machine import Machine
-from tests.support.processes import is_running, living
+from tests.support.processes import living, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,9 +123,8 @@ def test_a_foreground_command_of_a_killed_kernel_does_not_keep_its_lock(machine:
         kernel.start(f"!trap '' HUP; echo $$ >{pipe}; sleep 1000")
         with living(int(pipe.read_text())):
             os.kill(pid, signal.SIGKILL)
-            while is_running(pid):  # only the kernel's parent can wait for it
-                os.sched_yield()
-            assert other.reserve("0").value == "0"
+            # The lock is released when the last thread of the kernel has ended.
+            wait_for(lambda: other.reserve("0").value == "0")
 
 
 # -- forked children -------------------------------------------------------------------------------

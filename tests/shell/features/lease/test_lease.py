@@ -189,7 +189,7 @@ def test_canceled_cell_has_ended(here: Here) -> None:
 def test_kept_reservation_is_reported_once(here: Here) -> None:
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for_action("STAY")
+    wait_for(lambda: "You keep" in timer().display._shown)  # the warning comes before
     wait_for_notice()
     assert timer().display._shown in shell.run("1").all
     assert timer().display._shown not in shell.run("1").all
