@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Usage
+from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
@@ -17,6 +17,8 @@ from reserve_gpu.render.status_view import Status
 from tests.support.holders import a_holder, changed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reserve_gpu.render.pictures import Picture
 
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))  # a Friday, at noon in every time zone
@@ -89,6 +91,11 @@ def held(
     holder = a_holder(4000 + index, user, notebook, since=since, note=note, seen=True)
     row = DeviceStatus(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
     return row._replace(temperature_c=60 + index, power_w=240.0)
+
+
+def unfit(device: Device | Fault, reason: Unfit) -> DeviceStatus:
+    """Return the row of a device that can't match the request."""
+    return DeviceStatus(device, State.UNFIT, unfit=reason)
 
 
 def with_part(holder: Holder, memory_limit_mib: float, used_mib: float | None) -> Holder:
@@ -184,3 +191,8 @@ PICTURES = {
     ),
     "wait": pictures.wait(Waiting(ANY, 3, 61.0, (LEFT_ALONE,), 600.0, WAITING_FOR_DAYS)),
 }
+
+
+def table(cases: Mapping[str, str]) -> str:
+    """Return a line for each named case."""
+    return "\n".join(f"{name}: {text}" for name, text in cases.items())

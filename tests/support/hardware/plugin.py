@@ -24,7 +24,7 @@ REASON = pytest.StashKey[str]()
 TITLE = pytest.StashKey[str]()
 DEADLINE = pytest.StashKey[float]()
 SETUP_S = 90.0  # the driver, the reservation, the first start of Python from a cold disk
-FILES = ("test_reservations", "test_parts", "test_driver", "test_latencies")
+FILES = ("test_reservations", "test_parts", "test_nvml_and_cuda", "test_latencies")
 TEARDOWN_S = 30.0
 REPEAT_S = 5.0  # a process in state D can't be awaited: each `finally` on the way gets this long
 

@@ -1,6 +1,6 @@
 """The arguments of reserve() as a request, the deadline of a wait, and the idle-memory setting.
 
-tests/unit/texts/test_allocation.py contains the errors for invalid arguments.
+tests/unit/texts/test_invalid_requests.py contains the errors for invalid arguments.
 """
 
 from __future__ import annotations
