@@ -42,7 +42,7 @@ AFFECTED_BY = {
     "driver": r"^tests/(driver|support)/|^noxfile\.py",
     "browser": rf"^labextension/|browser|/lab\.py|screenshots|/render/html|html_page|{SETUP}",
     "engines": rf"dask|engines|cluster|/hub|{CORE}|{SETUP}",
-    "frameworks": rf"frameworks|memory_caps|standins|/commands/run/|{SETUP}",
+    "frameworks": rf"frameworks|memory_caps|/commands/run/|{SETUP}",
     "hosts": rf"hosts|remote|{SETUP}",
     "packaging": rf"^labextension/|^benchmarks/|packaging|{SETUP}",
     "prometheus": rf"prometheus|grafana|{SETUP}",

@@ -11,7 +11,7 @@ from tests.support.machine import ROOT
 if TYPE_CHECKING:
     import pytest
 
-FOLDER = str(ROOT / "tests" / "support" / "standins")
+FOLDER = str(ROOT / "tests" / "support" / "fake_frameworks")
 STANDINS = f"{ROOT}:{FOLDER}"  # a PYTHONPATH
 KEYS = ("torch", "tensorflow", "jax", "cupy", "numba")
 NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
@@ -23,7 +23,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *keys: str, **troubles: str) -> N
     Args:
         monkeypatch: Restores `sys.path` and `sys.modules` at the end of the test.
         keys: The names of frameworks without a fault.
-        troubles: The name of the fault, by framework; see tests/support/standins/standin.py.
+        troubles: The name of the fault, by framework; see tests/support/fake_frameworks/standin.py.
     """
     told = ",".join(f"{key}={what}" for key, what in troubles.items())
     os.environ["STAND_IN_TROUBLE"] = told  # the fixture `here` restores it

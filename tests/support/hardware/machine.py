@@ -156,7 +156,10 @@ class Hardware(Machine):
 
     def _import_path(self) -> dict[str, str]:
         """Return the variables with which another HOME finds the user's own packages."""
-        path = [str(ROOT), str(ROOT / "tests" / "support" / "standins") if self.is_stand_in else ""]
+        path = [
+            str(ROOT),
+            str(ROOT / "tests" / "support" / "fake_frameworks") if self.is_stand_in else "",
+        ]
         path.append(os.environ.get("PYTHONPATH", ""))
         found = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         return found | ({"PYTHONUSERBASE": base} if (base := site.getuserbase()) else {})

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.agents import names_of
+from tests.support.full_pipes import fill, full_pipe
 from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import US, queue, wait_for
-from tests.support.unread import fill, full_pipe
 from tests.support.users import NOBODY, as_user, for_users
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import reserve_gpu
 from tests.support.frameworks import installed
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S, program
-from tests.support.main import both_reserved, run_command, start_python
 from tests.support.processes import US, is_running, living, queue, wait_for
+from tests.support.run_command import both_reserved, run_command, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

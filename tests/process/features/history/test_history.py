@@ -19,8 +19,8 @@ from reserve_gpu.model.requests import End
 from tests.support.history import history_folder, logged_lines, open_lines
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S
-from tests.support.main import run_command
 from tests.support.processes import US, queue, wait_for
+from tests.support.run_command import run_command
 from tests.support.users import DAEMON, NOBODY, as_user, child_of, for_users
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from reserve_gpu.model.errors import ReserveGPUError
 from reserve_gpu.reservation.session import session
 from tests.support.here import feature
 from tests.support.locked import held
-from tests.support.main import run_command
 from tests.support.processes import US, is_running, wait_for
+from tests.support.run_command import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.features.lease.timer import waiters_for
+from tests.support.full_pipes import full_pipe
 from tests.support.lease import IMPORTS, wait_for_action
 from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import US, queue, wait_for
-from tests.support.unread import full_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

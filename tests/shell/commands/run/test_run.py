@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.main import both_reserved
+from tests.support.run_command import both_reserved
 
 if TYPE_CHECKING:
     from tests.support.commandline import CommandLine

@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from tests.support.standins.standin import TARGETS, Cuda, arrive, trouble
+from tests.support.fake_frameworks.standin import TARGETS, Cuda, arrive, trouble
 
 arrive("torch")
 _cuda = Cuda("torch")

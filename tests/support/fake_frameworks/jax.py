@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tests.support.standins.standin import Cuda, arrive
+from tests.support.fake_frameworks.standin import Cuda, arrive
 
 arrive("jax")
 _cuda = Cuda("jax")

@@ -6,7 +6,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.standins.standin import Cuda, arrive, trouble
+from tests.support.fake_frameworks.standin import Cuda, arrive, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

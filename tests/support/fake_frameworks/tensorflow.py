@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-from tests.support.standins.standin import TARGETS, Cuda, arrive, trouble
+from tests.support.fake_frameworks.standin import TARGETS, Cuda, arrive, trouble
 
 arrive("tensorflow")
 _cuda = Cuda("tensorflow")
