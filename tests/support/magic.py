@@ -41,7 +41,8 @@ MISTAKES = [
     *("--gpu 0", "--id=3", "-g", "--gpus 2", "--gpus 0,1", "--gpus all", "--gpus 0", "--mem 10"),
     *("--mem 10GB", "--timeout 5m", "--extend 2h", "-t soon", "--count", "-n", "-n 0", "-n two"),
     *("-n 1.5", "-n 5", "1 -n 2", "--min-memory 16", "--min-memory lots", "--min-memory -1"),
-    "--min-memory 1TB",
+    *("--min-memory 1TB", "--status --check", "--status 1", "--check 1", "--join 0 1", "--all"),
+    "--hosts lab1",
 ]
 
 

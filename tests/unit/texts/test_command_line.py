@@ -22,7 +22,7 @@ MISTAKES = [
     "run 0 --name RTX 2080 Ti -- true", "run --idle 1h -- true", "run 0 --wait env -u A",
     "nonsense", "0", "0 nonsense",
     "env A=1", "-n 2 env", "start env", "kill 3", "wait", "free", "install",
-    "ps aux", "stat", "--status", "kernel list",
+    "ps aux", "stat", "--status", "kernel list", "ls", "watch", "uninstall", "extend 2h",
     "status --jsno", "status 3", "status --json=3",
     "status --format htlm", "report --by users", "report --since 7 d",
     "report --since yesterday 18:00", "release GPU0",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
+import reserve_gpu
 from reserve_gpu.gpus import import_errors, names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -17,6 +19,7 @@ from reserve_gpu.gpus.start_errors import Surroundings, advice
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, Fault
 from reserve_gpu.model.errors import RequestError
+from tests.support.magic import FOUR_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +101,17 @@ def test_shadowed_bindings(
     assert text.replace(os.path.realpath(tmp_path), "FOLDER") == snapshot
 
 
+def test_bindings_that_a_file_breaks(
+    snapshot: SnapshotAssertion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("raise ImportError('no module named x')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError) as caught:
+        import_module("broken")
+    text = str(import_errors.not_imported(caught.value))
+    assert text.replace(os.path.realpath(tmp_path), "FOLDER") == snapshot
+
+
 def text_of(error: Exception) -> str:
     """Return an error's text without the commands that depend on this Python."""
     install = errors.install_command("nvidia-ml-py")
@@ -139,6 +153,26 @@ def test_refused_names(snapshot: SnapshotAssertion) -> None:
     ):
         with pytest.raises(RequestError) as caught:
             refused()
+        texts.append(str(caught.value))
+    assert texts == snapshot
+
+
+# -- variables that were set before ----------------------------------------------------------------
+
+INHERITED = [
+    ("3,1", "", "cuda:1"), ("3,1", "", "cuda:2"), ("3,1", "PCI_BUS_ID", "0"),
+    ("1", "", None), ("1", "FASTEST_FIRST", None),
+]  # fmt: skip
+
+
+def test_inherited_limit(snapshot: SnapshotAssertion, here: Here) -> None:
+    """A name is ambiguous, a GPU is not visible, or the variable's numbers are ambiguous."""
+    here.write(FOUR_GPUS)
+    texts = []
+    for visible, order, name in INHERITED:
+        os.environ.update(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_ORDER=order)
+        with pytest.raises(RequestError) as caught:
+            reserve_gpu.reserve(name)
         texts.append(str(caught.value))
     assert texts == snapshot
 

@@ -9,6 +9,7 @@ import pytest
 
 from reserve_gpu.cli.main import main
 from reserve_gpu.commands.registry import COMMANDS
+from reserve_gpu.extension import ReserveGPU
 from reserve_gpu.ipython.parser import magic_parser
 
 if TYPE_CHECKING:
@@ -44,3 +45,8 @@ def test_help_of_a_command(
 
 def test_help_of_the_magic(snapshot: SnapshotAssertion) -> None:
     assert normalize(magic_parser().format_help()) == snapshot
+
+
+def test_help_of_the_settings(snapshot: SnapshotAssertion) -> None:
+    """`%config ReserveGPU` shows this text and the current values."""
+    assert ReserveGPU.class_get_help() == snapshot

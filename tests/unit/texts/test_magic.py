@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+import reserve_gpu
+from reserve_gpu import extension
 from tests.support.locked import held
 from tests.support.magic import FOUR_GPUS, MISTAKES, run_cell
 from tests.support.reserving import variables
@@ -65,3 +68,29 @@ def test_optional(here: Here, snapshot: SnapshotAssertion) -> None:
         kept = shell.run("%reserve_gpu 0 --optional").stdout
         shell.run("%reserve_gpu --release")
         assert kept + shell.run("%reserve_gpu 0 --optional").stdout == snapshot
+
+
+def test_all_gpus_of_a_machine_with_one_gpu(here: Here, snapshot: SnapshotAssertion) -> None:
+    here.write("gpu")
+    assert run_cell(here.shell(), "%reserve_gpu all").stderr == snapshot
+
+
+def test_package_that_was_replaced(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    """The package was updated, then removed, while the kernel or the script was running."""
+    magics = extension.ReserveGPU()
+    magics.package = (0, 0)
+    texts = [magics._change()]
+    for module in (extension, reserve_gpu):
+        monkeypatch.setattr(module, "__file__", "/removed/__init__.py")
+    texts.append(magics._change())
+    monkeypatch.setitem(sys.modules, "reserve_gpu.api", None)
+    with pytest.raises(ImportError) as caught:
+        _ = reserve_gpu.reserve
+    assert [*texts, str(caught.value)] == snapshot
+
+
+def test_restart_that_fails(caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion) -> None:
+    extension.ReserveGPU().leave_to_restart({"new": True})  # without a kernel
+    assert caplog.messages == snapshot

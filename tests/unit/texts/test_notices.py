@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reserve_gpu.features.lease import lease_notices
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus
@@ -164,6 +165,7 @@ WARNINGS = {
 CONSTANTS = [
     notices.PART_STAYS, notices.ALREADY_RELEASED, notices.LEASE_EXPIRED, notices.JUST_RELEASED,
     notices.CAPS_ARE_LATE, notices.ANOTHER_THREAD_WAITS, executor.NESTED, errors.TOO_MANY_FILES,
+    *lease_notices.OVER, lease_notices.JOB_OVER,
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from reserve_gpu.locks import files
 from reserve_gpu.model.errors import NoThreadError
 from reserve_gpu.system.containers import bind_instruction
 from reserve_gpu.system.executor import Executor
+from reserve_gpu.system.shutdown import ProcessEnd
 from tests.support.executor import no_threads
 from tests.support.platforms import on_a_host
 
@@ -50,6 +52,7 @@ def test_sharing_the_hosts_locks_with_a_container(
     monkeypatch.setenv(variable, value)
     monkeypatch.delenv("RESERVE_GPU_LOCK_DIR", raising=False)
     texts = [bind_instruction(LOCKS), bind_instruction("/dev/shm/reserve_gpu")]
+    texts.append(files.remedy(errno.EROFS, LOCKS))
     monkeypatch.setenv("RESERVE_GPU_LOCK_DIR", "/srv/locks")
     assert [*texts, bind_instruction("/srv/locks")] == snapshot
 
@@ -58,3 +61,14 @@ def test_no_thread(snapshot: SnapshotAssertion) -> None:
     with no_threads(), pytest.raises(NoThreadError) as caught:
         Executor(lambda: None).run(int)
     assert str(caught.value) == snapshot
+
+
+def test_callback_that_does_not_finish(snapshot: SnapshotAssertion) -> None:
+    """A callback that takes too long, and one that can't be called."""
+    end, continues, texts = ProcessEnd(), Event(), list[str]()
+    end.call_before(continues.wait, 0.01)
+    end.call(texts.append)
+    continues.set()
+    with no_threads():
+        end.call(texts.append)
+    assert texts == snapshot
