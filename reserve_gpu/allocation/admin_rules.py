@@ -291,7 +291,7 @@ def content(file: str, owners: Collection[int]) -> bytes:
         if os.path.islink(file):
             raise OSError("it is a symbolic link") from error
         raise
-    with os.fdopen(descriptor, "rb") as opened:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
@@ -303,7 +303,10 @@ def content(file: str, owners: Collection[int]) -> bytes:
             raise OSError("other users can write to it; remove that permission with chmod go-w")
         if status.st_size > MOST_BYTES:
             raise OSError("it is larger than 64 KiB")
-        return opened.read()
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
 
 
 def read_user_file() -> dict[str, Any]:

@@ -85,8 +85,8 @@ def _do(arguments: Namespace) -> None:
     if arguments.help:
         print(parser.magic_parser().format_help())
     elif commands and arguments.devices:
-        device, held = sanitize(arguments.devices[0]), labels(session().devices) or "no GPU"
-        raise errors.RequestError(parser.COMMANDS[commands[0]].format(device, held=held))
+        name, held = sanitize(arguments.join or ""), labels(session().devices) or "no GPU"
+        raise errors.RequestError(parser.COMMANDS[commands[0]].format(name, held=held))
     elif commands:
         result = registry.load(commands[0]).run_in_notebook(arguments)
         if result is not None:

@@ -9,7 +9,7 @@ from reserve_gpu.option_parser import Parser
 from reserve_gpu.request_options import HOW, WHEN, WHICH
 
 # Options that run the command with the same name, each with the error message for a line that also
-# names a GPU. {} stands for that GPU's name, and {held} for the GPUs that this kernel holds.
+# names a GPU. {} stands for the value of --join, and {held} for the GPUs that this kernel holds.
 COMMANDS = {
     "status": "--status shows every GPU and takes no GPU names.",
     "release": "--release takes no GPU names: it releases everything that this kernel holds. "

@@ -282,7 +282,10 @@ def _writing_advice(directory: str) -> str:
     """Return advice on how to let this process write to the lock directory."""
     if containers.container():
         how = containers.bind_instruction(directory)
-        return f"To see all reservations on this machine, {how}, and let users write to it."
+        return (
+            f"To see all reservations on this machine from this container, {how}. All users must "
+            "be able to write to that directory."
+        )
     return (
         f"Let this process write there: add {directory} to the sandbox's writable paths, or add "
         f"ReadWritePaths={directory} to the systemd service."

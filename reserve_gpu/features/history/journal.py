@@ -133,7 +133,7 @@ def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | No
         if not _warned:
             _warned.append(str(error))
             reason = sanitize(str(error), REASON_LIMIT)
-            warn(f"The usage history is incomplete: {reason}")
+            warn(f"The usage history is incomplete: {reason}.")
         return None
 
 

@@ -20,7 +20,7 @@ BLANK = "\0"  # stands for a placeholder
 def text_of(node: ast.AST) -> str:
     """Return the text of a string or an f-string, with BLANK for each placeholder."""
     if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
+        return re.sub(r"\{\w*\}", BLANK, node.value) if isinstance(node.value, str) else ""
     values = node.values if isinstance(node, ast.JoinedStr) else []
     return "".join(text_of(value) or BLANK for value in values)
 

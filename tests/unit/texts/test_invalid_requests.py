@@ -60,6 +60,7 @@ def test_a_file_that_is_refused(
         (tmp_path / name).chmod(0o666 if name == "shared" else 0o600)
     (tmp_path / "link").symlink_to("large")
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
     paths = ["rules.toml", *map(str, sorted(tmp_path.iterdir()))]
     texts = [text for path in paths for text in admin_rules.read(path).problems]
     with pytest.raises(RequestError) as owner:
