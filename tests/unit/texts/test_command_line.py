@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from reserve_gpu.model import errors
+from tests.support.locked import watched
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
@@ -25,8 +29,10 @@ MISTAKES = [
     "ps aux", "stat", "--status", "kernel list", "ls", "watch", "uninstall", "extend 2h",
     "status --jsno", "status 3", "status --json=3",
     "status --format htlm", "report --by users", "report --since 7 d",
-    "report --since yesterday 18:00", "release GPU0",
+    "report --since yesterday 18:00", "release GPU0", "release GPU0 --all", "top",
     "kernel install --model A100", "kernel install --prefix",
+    "kernel install --user --sys-prefix", "kernel install --until 2099-12-01",
+    "kernel install --name ../x",
 ]  # fmt: skip
 
 
@@ -50,3 +56,34 @@ def test_command_that_cannot_be_run(
     (here.folder / "plain").touch()
     (here.folder / "folder").mkdir()
     assert typed("run", "--", name).stderr == snapshot
+
+
+@pytest.mark.parametrize("words", ["check", "status --hosts lab1", "run --for 1h -q -- true"])
+def test_program_that_cannot_be_started(
+    words: str, typed: CommandLine, snapshot: SnapshotAssertion
+) -> None:
+    def fail(event: str, _: object) -> None:
+        if event == "subprocess.Popen":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with watched(fail):
+        assert typed(*words.split()).stderr == snapshot
+
+
+def test_kernel_that_is_not_installed(
+    here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    (here.folder / "share" / "jupyter" / "kernels" / "python3-gpu").mkdir(parents=True)
+    lines = [typed("kernel", "install", "--prefix", each).stderr for each in (".", "/dev/null")]
+    monkeypatch.setitem(sys.modules, "ipykernel", None)
+    lines.append(typed("kernel", "install").stderr)
+    install = errors.install_command("ipykernel")
+    assert "".join(lines).replace(str(here.folder), ".").replace(install, "INSTALL") == snapshot
+
+
+def test_kernel_without_a_gpu(here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
+    """`kernel hold` replies with JSON, whose reason is shown on the other machine."""
+    hold = ("kernel", "hold", "--id", "1", "--kernel")
+    with here.rival("0"), here.rival("1"):
+        texts = [typed(*hold, "nosuch").stdout, typed(*hold, "python3", "--wait", "5s").stdout]
+    assert "".join([*texts, typed("kernel", "start", "-n", "9", "--", "true").stderr]) == snapshot

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.commands.hosts import hosts_view
+from reserve_gpu.commands.hosts import hosts_view, remote_status
+from reserve_gpu.model.errors import RequestError
 from tests.support.hosts_cases import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from syrupy.assertion import SnapshotAssertion
+
+    from tests.support.commandline import CommandLine
+    from tests.support.here import Here
 
 HOSTS: dict[str, dict[str, tuple[str, ...]]] = {
     "a GPU of the second machine is free": {"lab1": ("busy",), "lab2": ("free", "busy")},
@@ -45,3 +50,26 @@ def test_reason_for_a_missing_status(
     message: Callable[..., str], arguments: tuple[Any, ...], snapshot: SnapshotAssertion
 ) -> None:
     assert message("lab1", *arguments, "status") == snapshot
+
+
+INVALID_HOSTS = [  # the user's configuration file, and the values of --hosts
+    *[("", ""), ("", "lab;1"), ("", "gpu[2-1]"), ("", "g[1-257]"), ("", "a[1-200] b[1-200]")],
+    *[("hosts = 3", "lab"), ('[hosts]\nlab = "lab1"', "lab")],
+]
+
+
+def test_invalid_hosts(here: Here, snapshot: SnapshotAssertion) -> None:
+    file = here.home / ".config" / "reserve_gpu.toml"
+    file.parent.mkdir()
+    texts = []
+    for content, words in INVALID_HOSTS:
+        file.write_text(content)
+        with pytest.raises(RequestError) as caught:
+            remote_status.resolve(words.split())
+        texts.append(str(caught.value).replace(str(here.home), "HOME"))
+    assert "\n".join(texts) == snapshot
+
+
+def test_without_ssh(here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
+    os.environ["PATH"] = str(here.folder / "none")
+    assert typed("status", "--hosts", "lab1").stderr == snapshot

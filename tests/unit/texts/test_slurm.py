@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
 import pytest
+
+from reserve_gpu.commands.slurm.relay import Relay
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
@@ -37,6 +40,7 @@ def test_without_srun(here: Here, typed: CommandLine, snapshot: SnapshotAssertio
         pytest.param(None, ["--", "srun"], id="no connection file"),
         pytest.param("", ["--", "srun"], id="invalid connection file"),
         pytest.param("{}", [], id="no command"),
+        pytest.param("{}", ["--", "srun"], id="incomplete connection file"),
     ],
 )
 def test_relay(
@@ -49,3 +53,18 @@ def test_relay(
     if content is not None:
         (here.folder / "file.json").write_text(content)
     assert typed("kernel", "slurm", "-f", "file.json", *command).stderr == snapshot
+
+
+def test_states_of_a_job(capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion) -> None:
+    async def states() -> list[str]:
+        relay = Relay({"key": "", "signature_scheme": "hmac-sha256"}, ["srun"])
+        shown = [relay._status]
+        await relay._handle_node("job", [b"4711", b"n0"])
+        shown.append(relay._status)
+        relay._fail("node failure")
+        relay._report_refusal(None)
+        for socket in relay._sockets.values():
+            socket.close()
+        return [*shown, relay._failure]
+
+    assert "\n".join([*asyncio.run(states()), capsys.readouterr().err]) == snapshot
