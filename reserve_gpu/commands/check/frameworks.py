@@ -220,7 +220,8 @@ def _answers(
     try:
         return executor.run_on_new_thread(_run, commands, limit_s, show=lambda news: show(*news))
     except OSError as error:
-        raise ReserveGPUError(f"The check can't start a process: {error}.") from error
+        text = f"The check can't start a process: {error.strerror}."
+        raise ReserveGPUError(text) from error
 
 
 def _run(

@@ -91,8 +91,7 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
         else:
             subprocesses.start_background(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
-        reason = sanitize(str(error))
-        text = f"Can't start the process that enforces the command's time limit: {reason}."
+        text = f"Can't start the process that enforces the command's time limit: {error.strerror}."
         raise CommandError(text) from error
     if not is_quiet:
         print_stderr(messages.command_ends(lease, time.time()))

@@ -399,7 +399,10 @@ def run(arguments: Namespace) -> Output:
         try:
             relay = Relay(info, arguments.command)
             relay.listen()
-        except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
+            text = f"The connection file {sanitize(arguments.file)} is incomplete or invalid."
+            raise RequestError(text) from error
+        except (OSError, zmq.ZMQError) as error:
             reason = sanitize(str(error), REASON_LIMIT)
             text = f"The kernel can't listen on the addresses in its connection file: {reason}."
             raise RequestError(text) from error
