@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Process
     from reserve_gpu.model.holders import Holder
 
+CLOCK_READING_S = 0.1  # maximum seconds for reading both clocks
 DESCRIPTORS = 12  # number of file descriptors that a snapshot or a reservation needs at a time
 MOST_OPEN = 10_000  # maximum number of descriptors to read per user, to save time
 # Matches the beginning of $RESERVE_GPU_HELD: a pid and, usually, the start time of the process. The
@@ -121,8 +122,17 @@ def boot_clock_ns() -> int:
 
 
 def now() -> Instant:
-    """Return the current time on the wall clock and on the boot clock."""
-    return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
+    """Return the current time on the wall clock and on the boot clock.
+
+    If the process is suspended between the readings, the wall clock seems to have been set. The
+    clocks are then read again.
+    """
+    while True:
+        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        wall = time.time()
+        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if boot - before < CLOCK_READING_S:
+            return Instant(wall, boot)
 
 
 def uid_of(pid: int) -> int | None:

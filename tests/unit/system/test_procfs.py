@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from reserve_gpu.locks import holders
 from reserve_gpu.model.holders import Record
-from reserve_gpu.system import process_identity
+from reserve_gpu.system import process_identity, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,3 +39,19 @@ def test_last_cell(changed: float, last_cell: float | None) -> None:
     """A change of the lock file shows a cell only if it is later than the record."""
     record = Record(written=100.0)
     assert holders.named(record, 17, changed).last_cell == last_cell
+
+
+def test_delay_between_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is suspended between two clocks does not mistake this for a clock change."""
+    read, delays = time.time, [0.7]
+
+    def read_late() -> float:
+        wall = read()
+        time.sleep(delays.pop() if delays else 0.0)
+        return wall
+
+    before = procfs.now()
+    monkeypatch.setattr(time, "time", read_late)
+    now = procfs.now()
+    assert not delays
+    assert now.clock_set_s(*before) == 0.0
