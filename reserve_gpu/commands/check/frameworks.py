@@ -220,7 +220,8 @@ def _answers(
     try:
         return executor.run_on_new_thread(_run, commands, limit_s, show=lambda news: show(*news))
     except OSError as error:
-        text = f"The check can't start a process: {error.strerror}."
+        python = sanitize(sys.executable, PATH_LIMIT)
+        text = f"The check can't start {python}: {error.strerror}."
         raise ReserveGPUError(text) from error
 
 

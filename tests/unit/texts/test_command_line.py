@@ -60,8 +60,10 @@ def test_command_that_cannot_be_run(
 
 @pytest.mark.parametrize("words", ["check", "status --hosts lab1", "run --for 1h -q -- true"])
 def test_program_that_cannot_be_started(
-    words: str, typed: CommandLine, snapshot: SnapshotAssertion
+    words: str, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+
     def fail(event: str, _: object) -> None:
         if event == "subprocess.Popen":
             raise BlockingIOError(11, "Resource temporarily unavailable")
