@@ -205,8 +205,10 @@ class Nvml:
                 if batch:
                     yield batch
                 batch = []
-                unread = self._read_gpus(unread, is_wanted and _count_wanted(is_wanted, most))
-                most *= 2
+                rest = self._read_gpus(unread, is_wanted and _count_wanted(is_wanted, most))
+                read = unread[: len(unread) - len(rest)]
+                wanted = sum(is_wanted(self._devices[each]) for each in read) if is_wanted else 0
+                unread, most = rest, max(1, 2 * wanted)
             batch += self._devices[index]
         if batch:
             yield batch

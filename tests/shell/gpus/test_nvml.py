@@ -445,9 +445,10 @@ def test_gpus_that_do_not_match_are_read_together(here: Here) -> None:
 LOOKS_BUSY = "gpu\n used 6000\n"
 
 
-def test_a_gpu_that_looks_busy_is_not_locked_first(here: Here) -> None:
+@pytest.mark.parametrize("slow", ["", "delay-first nvmlDeviceGetHandleByIndex_v2 0 0.1"])
+def test_a_gpu_that_looks_busy_is_not_locked_first(here: Here, slow: str) -> None:
     """GPUs whose memory is in use are neither locked nor read again if a later GPU is free."""
-    here.write(LOOKS_BUSY * 3 + "gpu\n" * 5)
+    here.write(LOOKS_BUSY * 3 + "gpu\n" * 5 + slow)
     assert got() == "3"
     assert accessed(here) == {*"0123"}
     assert [call for call in here.calls() if "ComputeMode" in call] == [
