@@ -40,7 +40,7 @@ UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 HOLD_S = 0.01  # the longest pause of a worker
 PAUSE_S = 0.002  # between two checks of the referee
-PATIENCE_S = 60.0  # extra time for a first share on a busy machine
+PATIENCE_S = 120.0  # extra time for a first share on a busy machine
 KILLS_PER_LOOK = 0.05
 LOOKS = 3  # a violation must last, because a long list of locks is not a snapshot
 

@@ -28,7 +28,9 @@ def test_eight_of_64_simultaneous_requests_get_one_gpu_each(machine: Machine, ro
         winners = [[pid, device] for pid, device in contest["answers"] if device.isdigit()]
         losers = [answer for _, answer in contest["answers"] if not answer.isdigit()]
         assert sorted(device for _, device in winners) == list("01234567")
-        assert losers == 56 * ["NoFreeDeviceError"]
+        assert len(losers) == 56
+        # On a busy machine, the mutex may be held for longer than a request waits for it.
+        assert {*losers} <= {"NoFreeDeviceError", "MutexHeldError"}
         assert sorted(contest["kernel"]) == sorted(winners)
 
 
@@ -37,7 +39,7 @@ def test_a_gpu_has_one_living_holder_at_any_time(seconds: int) -> None:
     """During random kills, shares, waits and releases, no GPU has two holders or a dead one."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.race", f"--seconds={seconds}"],
-        cwd=ROOT, text=True, capture_output=True, timeout=100, check=False,
+        cwd=ROOT, text=True, capture_output=True, timeout=180, check=False,
     )  # fmt: skip
     assert not done.returncode, f"{done.stdout}{done.stderr}"
     reservations, looks, shared = (int(line.split()[0]) for line in done.stdout.splitlines()[:3])

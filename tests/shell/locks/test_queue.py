@@ -342,9 +342,13 @@ def test_a_waiter_without_heartbeats_is_skipped(queue: Queue) -> None:
         other.heartbeat()
         return queue.ahead(last) == names[1:]
 
+    def is_back() -> bool:
+        other.heartbeat()
+        stopped.heartbeat()
+        return queue.ahead(last) == names
+
     wait_for(is_skipped)
-    stopped.heartbeat()
-    assert queue.ahead(last) == names
+    wait_for(is_back)
     assert queue.ahead(other) == names[:1]
 
 
