@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.queue import Ticket
 
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
-LONG_S = 30
+LONG_S = 600
 
 
 class Queue:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
-HOLD_S = 0.01  # the longest pause of a worker
+HOLD_S = 0.01  # the longest pause of a worker, unless its last action took longer
 PAUSE_S = 0.002  # between two checks of the referee
 PATIENCE_S = 120.0  # extra time for a first share on a busy machine
 KILLS_PER_LOOK = 0.05
@@ -89,11 +89,13 @@ class Worker:
         warnings.simplefilter("ignore")  # a sharer is warned about the other sharers
         while os.getppid() == self.referee:
             self.board.turn[self.number] += 1
+            start = time.monotonic()
             self._act()
+            took_s = time.monotonic() - start  # long on a busy machine
             held, shared = masks()
             self.board.held[self.number], self.board.shared[self.number] = held, shared
             self.board.turn[self.number] += 1
-            time.sleep(self.dice.random() * HOLD_S)
+            time.sleep(self.dice.random() * max(HOLD_S, took_s))
 
     def _act(self) -> None:
         release, reserve = self.dice.choice([(True, False), (True, True), (False, True)])
