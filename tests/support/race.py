@@ -40,7 +40,8 @@ UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 HOLD_S = 0.01  # the longest pause of a worker, unless its last action took longer
 PAUSE_S = 0.002  # between two checks of the referee
-PATIENCE_S = 120.0  # extra time for a first share on a busy machine
+ENOUGH = 10  # reservations and checks
+PATIENCE_S = 120.0  # extra time for them on a busy machine
 KILLS_PER_LOOK = 0.05
 LOOKS = 3  # a violation must last, because a long list of locks is not a snapshot
 
@@ -136,10 +137,10 @@ class Referee:
     violations: list[str] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Race for this time, and longer until a first share is confirmed."""
+        """Race for this time, and longer until enough has happened."""
         self.pids = [self._start(number) for number in range(len(self.board.turn))]
         end = time.monotonic() + seconds
-        while time.monotonic() < end + (0 if self.shared else PATIENCE_S):
+        while time.monotonic() < end + (0 if self._is_enough() else PATIENCE_S):
             self.look()
             self._mourn()
             if self.dice.random() < KILLS_PER_LOOK:
@@ -149,6 +150,9 @@ class Referee:
             self._kill(pid)
         if locks := kernel_locks():
             self.violations.append(f"all workers are dead, but the kernel lists {locks}")
+
+    def _is_enough(self) -> bool:
+        return self.shared > 0 and min(sum(self.board.reserved), self.looks) > ENOUGH
 
     def look(self) -> None:
         """Record the differences that last for several checks while the workers pause."""

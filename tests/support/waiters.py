@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.machine import Answer, Child, Machine
 
-LONG_S = 30  # no wait takes so long in a test that passes
+LONG_S = 100  # no wait takes so long in a test that passes
 
 
 class Waiter:
