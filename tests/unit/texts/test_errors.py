@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import reserve_gpu
 from reserve_gpu.model.devices import State, Unfit
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size
@@ -113,3 +114,9 @@ def test_value_that_hides_all_gpus(snapshot: SnapshotAssertion) -> None:
     """The message says why this value of CUDA_VISIBLE_DEVICES hides every GPU."""
     texts = (str(HidesAll(Request(), limit, total).error(SHELL)) for limit, total in HIDING)
     assert "\n".join(text.partition(" The variable")[0] for text in texts) == snapshot
+
+
+def test_unknown_name_in_the_package(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(AttributeError) as caught:
+        reserve_gpu.reserved  # type: ignore[attr-defined]  # noqa: B018
+    assert str(caught.value) == snapshot
