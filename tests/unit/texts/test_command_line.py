@@ -30,6 +30,7 @@ MISTAKES = [
     "status --jsno", "status 3", "status --json=3",
     "status --format htlm", "report --by users", "report --since 7 d",
     "report --since yesterday 18:00", "release GPU0", "release GPU0 --all", "top",
+    "join 0 true",
     "kernel install --model A100", "kernel install --prefix",
     "kernel install --user --sys-prefix", "kernel install --until 2099-12-01",
     "kernel install --name ../x",
