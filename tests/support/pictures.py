@@ -9,7 +9,7 @@ from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Request, ReservationTerms, Size
+from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size
 from reserve_gpu.render import phrases, pictures, terminal
 from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend
 from reserve_gpu.render.notices import Refused
@@ -31,8 +31,12 @@ UNNAMED = Device(2, "GPU-c")
 INSTANCE = Device(3, "MIG-d", "NVIDIA A100 MIG 1g.5gb", memory_mib=4864, instance=0)
 LOST = Fault(4, "GPU is lost")
 
+PROGRAM = MAGIC._replace(is_for_program=True)
+PAST = time.mktime((2001, 11, 20, 18, 0, 0, 0, 0, -1))  # shown with its date
+
 ALICE = a_holder(4321000, "alice", "train.ipynb", seen=True)
 BOB = a_holder(9876, "bob", "/home/bob", seen=True)
+EVAL = a_holder(4322, "alice", "eval.ipynb", seen=True)
 
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -45,6 +49,15 @@ STRANGER = Process(77, 9000, "mallory", "python", has_reserved=False)
 
 RESERVED = DeviceStatus(A100, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
 BUSY = DeviceStatus(UNNAMED, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+
+# -- rules of an administrator ---------------------------------------------------------------------
+
+RULES_FILE = "/etc/reserve_gpu.toml"
+TIME_RULE = Rule('time = "24h"', "[limits]", RULES_FILE, 86_400.0)
+GPU_RULE = Rule("gpus = 1", "[groups.students]", RULES_FILE, 1.0)
+LIMITED = DeviceStatus(
+    T4, State.LIMITED, EMPTY, rule=GPU_RULE, counted=(changed(ALICE, label="GPU0"),)
+)
 
 # -- parts of a GPU --------------------------------------------------------------------------------
 
@@ -61,6 +74,9 @@ def idle(
     """Return the row of a device that is reserved but unused."""
     holder = changed(holder, since=since, last_cell=cell)
     return DeviceStatus(device, State.RESERVED, EMPTY, holders=(holder,), is_unused=True)
+
+
+IDLE_FOR_2H = idle(A100, ALICE, since=NOW - 7200)
 
 
 # -- a machine of equal GPUs -----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +9,23 @@ import pytest
 import reserve_gpu
 from reserve_gpu.model.devices import State, Unfit
 from reserve_gpu.model.holders import DeviceStatus
-from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import notices
 from reserve_gpu.render.frontends import MAGIC, PYTHON, SHELL, shell
 from reserve_gpu.render.notices import HidesAll, ReservedAbove, TooLate, impossible, lost
-from tests.support.pictures import A100, ALICE, BOB, INSTANCE, T4, UNNAMED, unfit
+from tests.support.pictures import (
+    A100,
+    ALICE,
+    BOB,
+    GPU_RULE,
+    INSTANCE,
+    PAST,
+    PROGRAM,
+    T4,
+    TIME_RULE,
+    UNNAMED,
+    unfit,
+)
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
@@ -23,12 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.render.frontends import Frontend
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-PROGRAM = MAGIC._replace(is_for_program=True)
 LOCK_FILE = "/run/lock/reserve_gpu/a.lock"
-RULES_FILE = "/etc/reserve_gpu.toml"
-TIME_RULE = Rule('time = "24h"', "[limits]", RULES_FILE, 86_400.0)
-GPU_RULE = Rule("gpus = 1", "[groups.students]", RULES_FILE, 1.0)
-PAST = time.mktime((2001, 11, 20, 18, 0, 0, 0, 0, -1))  # shown with its date
 
 
 def of_large_parts(gb: float) -> Request:

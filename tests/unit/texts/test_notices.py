@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.progress import Slow
-from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Rule, Size
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
 from reserve_gpu.render import durations, messages, notices, phrases
 from reserve_gpu.render.frontends import MAGIC, PYTHON, SHELL
 from reserve_gpu.reservation.session import Reservation
@@ -23,8 +22,10 @@ from tests.support.pictures import (
     EMPTY,
     EXCLUSIVE,
     NOW,
+    PAST,
     T4,
     TEN_GB,
+    TIME_RULE,
     UNNAMED,
     table,
 )
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 DIRECTORY, LOCK_FILE = "/run/lock/reserve_gpu", "/run/lock/reserve_gpu/a.lock"
-RULES_FILE = "/etc/reserve_gpu.toml"
-TIME_RULE = Rule('time = "24h"', "[limits]", RULES_FILE, 86_400.0)
-PAST = time.mktime((2001, 11, 20, 18, 0, 0, 0, 0, -1))  # shown with its date
 
 
 # -- numbers, names and processes ------------------------------------------------------------------

@@ -24,18 +24,26 @@ from tests.support.pictures import (
     BUSY,
     COMPUTED_ON,
     EMPTY,
+    EVAL,
     EXCLUSIVE,
     FULL,
     FULL_ROW,
+    GPU_RULE,
+    IDLE_FOR_2H,
     INSTANCE,
+    LIMITED,
     LOST,
     NOW,
     PART_HOLDER,
+    PAST,
+    PROGRAM,
     PROHIBITED,
     RESERVED,
+    RULES_FILE,
     STRANGER,
     T4,
     TEN_GB,
+    TIME_RULE,
     UNNAMED,
     free,
     headline,
@@ -53,11 +61,6 @@ if TYPE_CHECKING:
     from reserve_gpu.render.pictures import Picture
 
 HOSTILE = "\x1b[31mred\n  GPU1: free\u202e"
-PROGRAM = MAGIC._replace(is_for_program=True)
-RULES_FILE = "/etc/reserve_gpu.toml"
-TIME_RULE = Rule('time = "24h"', "[limits]", RULES_FILE, 86_400.0)
-GPU_RULE = Rule("gpus = 1", "[groups.students]", RULES_FILE, 1.0)
-PAST = time.mktime((2001, 11, 20, 18, 0, 0, 0, 0, -1))  # shown with its date
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -65,9 +68,6 @@ PAST = time.mktime((2001, 11, 20, 18, 0, 0, 0, 0, -1))  # shown with its date
 BROKEN = DeviceStatus(LOST, State.BROKEN, reason="GPU is lost")
 FREE = DeviceStatus(A100, State.FREE, EMPTY, would_be_taken=True)
 OWN = RESERVED._replace(is_mine=True, would_be_taken=True)
-LIMITED = DeviceStatus(
-    T4, State.LIMITED, EMPTY, rule=GPU_RULE, counted=(changed(ALICE, label="GPU0"),)
-)
 BUSY_T4 = BUSY._replace(device=T4)
 REFUSALS = {
     "one of three is held": refused(
@@ -317,10 +317,8 @@ def test_hints_about_use_that_cannot_be_seen(
     assert table(texts) == snapshot
 
 
-EVAL = a_holder(4322, "alice", "eval.ipynb", seen=True)
 LATE = changed(EVAL, lease=Lease(until=NOW - 60), since=NOW - 7200)
 DAY_LATE = changed(BOB, lease=Lease(until=NOW - 86400), since=NOW - 172800)
-IDLE_FOR_2H = idle(A100, ALICE, since=NOW - 7200)
 THREE = tuple(IDLE_FOR_2H._replace(device=A100._replace(index=index)) for index in range(3))
 USED_LATE = DeviceStatus(A100._replace(index=7), State.RESERVED, COMPUTED_ON, holders=(LATE,))
 NEW = idle(T4, BOB, since=NOW - 60)

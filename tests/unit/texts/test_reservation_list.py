@@ -9,20 +9,28 @@ import pytest
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import Answer, DeviceStatus, Reserved
 from reserve_gpu.render import reservation_list
-from reserve_gpu.render.frontends import MAGIC, SHELL
+from reserve_gpu.render.frontends import SHELL
 from tests.support.holders import a_holder, changed
-from tests.support.pictures import A100, ALICE, BUSY, NOW, RESERVED, STRANGER, idle, table
+from tests.support.pictures import (
+    A100,
+    ALICE,
+    BUSY,
+    EVAL,
+    IDLE_FOR_2H,
+    NOW,
+    PROGRAM,
+    RESERVED,
+    STRANGER,
+    idle,
+    table,
+)
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
 
     from reserve_gpu.render.frontends import Frontend
 
-PROGRAM = MAGIC._replace(is_for_program=True)
 
-
-IDLE_FOR_2H = idle(A100, ALICE, since=NOW - 7200)
-EVAL = a_holder(4322, "alice", "eval.ipynb", seen=True)
 EVALS = tuple(idle(A100._replace(index=index), EVAL, since=NOW - 3600) for index in (3, 5))
 MINE = Reserved(changed(ALICE, since=NOW - 7200), (IDLE_FOR_2H,))
 OTHER = Reserved(changed(EVAL, since=NOW - 3600, note="thesis"), EVALS)

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.model.devices import State
-from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Rule
 from reserve_gpu.render import pictures
-from tests.support.holders import changed
-from tests.support.pictures import ALICE, ANY, BOB, EMPTY, PICTURES, RESERVED, T4, lines_at
+from tests.support.pictures import ANY, BOB, LIMITED, PICTURES, RESERVED, lines_at
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
@@ -31,10 +27,6 @@ def test_in_a_notebook(snapshot: SnapshotAssertion) -> None:
     assert PICTURES["parts"]._repr_html_().replace("><", ">\n<") == snapshot
 
 
-LIMIT = Rule("gpus = 1", "[groups.students]", "/etc/reserve_gpu.toml", 1.0)
-LIMITED = DeviceStatus(
-    T4, State.LIMITED, EMPTY, rule=LIMIT, counted=(changed(ALICE, label="GPU0"),)
-)
 WAITS = {
     "with a timeout": Waiting(ANY, 1, 61.0, (RESERVED,), 600.0),
     "behind another user": Waiting(
